@@ -197,7 +197,8 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
     def lists(self) -> ScheduleColumns:
         """The schedule by column."""
         p = self.plan.scenario.parallelism
-        return ScheduleColumns(self.schedule, p.ep_overlap, p.reduces_rows, p.shares_optimizer)
+        early = p.shares_optimizer or self.plan.scenario.for_training.parameter_offload
+        return ScheduleColumns(self.schedule, p.ep_overlap, p.reduces_rows, early)
 
     @property
     def peak_bytes(self) -> float:

@@ -222,7 +222,6 @@ def _training(t: Settings) -> dict[str, Any]:
     if optimizer not in OPTIMIZERS:
         raise InputError(f"{t.place('optim.type')}: found {show(optimizer)}; can be converted: {', '.join(OPTIMIZERS)}")
     offloads = [t.flag(f"model.{kind}_cpu_offload") for kind in ("fsdp", "optim")]
-    t.notes += [FSDP_ON_HOST] if offloads[0] else []
     _refuse_fp8(t)
     return {
         "precision": "bf16",
@@ -234,7 +233,7 @@ def _training(t: Settings) -> dict[str, Any]:
         "optimizer": OPTIMIZERS[optimizer],
         "framework": "compiled" if _has(t, "model.compile") else "transformers",
         "cross_entropy": _loss(t),
-        **({"optimizer_offload": "cpu"} if offloads[0] else {"optimizer_offload": True} if offloads[1] else {}),
+        **(FSDP_ON_HOST if offloads[0] else {"optimizer_offload": True} if offloads[1] else {}),
         **_checkpoints(t),
         **_adapters(t),
     }

@@ -47,9 +47,8 @@ def lacking(value: object) -> str:
     return f", in which a variable has no value: --var {name}=VALUE gives one"
 
 
-FSDP_ON_HOST = (
-    "FSDP's offload: the optimizer runs on the host; parameters and gradients, which go there too, stay on the GPU here"
-)
+# Keys of torch's FSDP with `CPUOffload` or `CPUOffloadPolicy`: parameters, reduced gradients and optimizer on the host.
+FSDP_ON_HOST: dict[str, Any] = {"optimizer_offload": "cpu", "parameter_offload": True}
 
 # Keys of parameters that are kept and updated in bf16: torch's optimizers make their moments, and autograd its
 # gradients, like the parameters (torch/optim/adam.py: `zeros_like`).

@@ -188,8 +188,7 @@ def _optimizer(s: Settings, sharded: bool) -> dict[str, Any]:
     foreach = not s.flag("optimizer.fused") and s.values.get(f"optimizer.{COMPONENT}") in OF_TORCH
     if not (s.flag("fsdp_cpu_offload") and sharded):
         return found | ({"adamw_kernels": "foreach"} if foreach else {})
-    s.notes.append(FSDP_ON_HOST)
-    return found | {"optimizer_offload": "cpu"}
+    return found | FSDP_ON_HOST
 
 
 def _lora(s: Settings, builder: str) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import words_behind, words_of
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.convert.verl_critic import critic_of
 from sim.convert.verl_megatron import by_megatron
 from sim.core.errors import InputError
@@ -155,6 +155,8 @@ def _by_fsdp(s: Settings) -> dict[str, Any]:
     dtype = str(s.take(f"{OF_FSDP}.model_dtype", "fp32"))
     rank = s.integer(f"{MODEL}.lora_rank", 0)
     s.take(f"{ACTOR}.optim.clip_grad")  # a norm is computed for any
+    # FSDP2's `CPUOffloadPolicy` (workers/fsdp_workers.py), which the first FSDP does not read
+    on_host = s.flag(f"{OF_FSDP}.offload_policy") and s.values.get(STRATEGY) == "fsdp2"
     return {
         "precision": "bf16",
         "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
@@ -165,6 +167,7 @@ def _by_fsdp(s: Settings) -> dict[str, Any]:
         "cross_entropy": "fused",  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
         **({} if dtype in ("bf16", "bfloat16") else {"param_dtype": "fp32", "grad_reduce_dtype": "fp32"}),
         **({"lora": {"rank": rank}} if rank else {}),
+        **(FSDP_ON_HOST if on_host else {}),
     }
 
 
@@ -206,7 +209,7 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
         s.notes.append(f"{states}: only one of param_offload and optimizer_offload is true; both are simulated as true")
     uses_reference = any([s.flag(f"{ACTOR}.use_kl_loss"), s.flag("algorithm.use_kl_in_reward")])
     on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
-    s.taken |= {f"{REF}.fsdp_config.param_offload", *_as_the_actor(s)}
+    s.taken |= {*(f"{REF}.fsdp_config.{key}" for key in ("param_offload", "offload_policy")), *_as_the_actor(s)}
     joined = s.flag(f"{MODEL}.use_remove_padding", True)
     return {
         "prompts_per_step": s.size("data.train_batch_size", 1024),

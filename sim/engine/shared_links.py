@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from sim.core.actions import Schedule
 from sim.core.columns import Floats, Ints, ragged
 from sim.core.engines import Engine
+from sim.core.timeline import TO_HOST
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
 from sim.engine.run import Times, run_contended, run_static
@@ -143,7 +144,9 @@ def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, bl
 def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
     """Return the links of `topology.shares.LINKS` that several streams of some rank use in one direction."""
     plan, training = pricing.plan, pricing.plan.scenario.training
-    offload = training is not None and bool(training.activation_offload)
+    activations = training is not None and bool(training.activation_offload)
+    parameters = training is not None and training.parameter_offload
+    offload = activations or parameters
     alike: dict[tuple[object, ...], set[Use]] = {}
     for c in plan.classes:
         context = pricing.context(c.rank)
@@ -152,7 +155,8 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
     uses = [set(alike[pricing.context(c.rank)]) for c in plan.classes]
     _add_hops(uses, pricing, schedule)
     for each in uses if offload else ():
-        each |= {("host", OUT, "host"), ("host", IN, "host")}
+        each |= {("host", IN, "host")} | ({("host", OUT, "host")} if activations else set())
+        each |= {("host", OUT, TO_HOST), ("host", IN, TO_HOST)} if parameters else set()
     users = [Counter((link, way) for link, way, _ in each) for each in uses]
     shared = {link for each in users for (link, _), n in each.items() if n > 1}
     return frozenset(shared if offload else shared - {"host"})

@@ -318,6 +318,9 @@ class Training(UserInput):
         default=False,
         description="optimizer states in host memory: true: the GPU updates parameters, cpu: the host's CPUs do",
     )
+    parameter_offload: bool = Field(
+        default=False, description="ZeRO-3's parameters and reduced gradients in host memory, beside the optimizer"
+    )
     optimizer_post_validation: bool = Field(
         default=False, description="ranks of a pipeline begin the next step without waiting for all others"
     )

@@ -12,6 +12,7 @@ from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wa
 from sim.core.timeline import DP, REPLICA
 from sim.models.operators import memory_op
 from sim.programs.data_parallel import DataParallel
+from sim.programs.parameters_on_host import HOST
 from sim.programs.two_levels import quantized_gradients
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
@@ -37,7 +38,7 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     """
     if not dp.engine.copies_gathered and dp.gathered_bytes == dp.parameter_bytes:
         return []
-    messages = [c for c in gathered if c.stream != REPLICA]  # shards arrive in place
+    messages = [c for c in gathered if c.stream not in (REPLICA, HOST)]  # shards arrive in place
     size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes
     kernels = 1 if dp.gather_bucket_bytes is None else len(messages)

@@ -23,12 +23,14 @@ around the messages is in `sim.programs.around_messages`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind, Comm, Phase
-from sim.core.timeline import DP, REPLICA
+from sim.core.timeline import DP, REPLICA, TO_HOST
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
@@ -36,6 +38,7 @@ from sim.models.frozen_weights import format_of
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.programs.message_shares import message_shares
+from sim.programs.parameters_on_host import HOST, OnHost, on_host_of
 from sim.programs.two_levels import behind_replicas, quantized_messages
 from sim.ranks.plan import Plan
 from sim.variants.frameworks.parts import ZeroEngine
@@ -71,6 +74,7 @@ class DataParallel(Struct, frozen=True):
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
     on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
+    host: OnHost = OnHost()  # parameters in host memory, and gradients on their way there
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
     prefetches: bool = True  # ZeRO-3 gathers a block's parameters while the block before it runs its backward
     dequantized_copies: int = 0  # how often ZeRO-3 copies the fp16 numbers that it makes of gathered 8-bit integers
@@ -163,6 +167,15 @@ class DataParallel(Struct, frozen=True):
         parts = zip(shares, handles, strict=True)
         return [*(replace(dense, bytes=dense.bytes * share, handle=own) for share, own in parts), *rest]
 
+    def from_host(self, unit: Sequence[Block], gathers: list[Comm], phase: Phase, handle: str) -> list[Comm]:
+        """A unit's gathers behind the copy of its shard, where parameters lie in host memory."""
+        return self.host.fetched(unit, gathers, phase, "" if self.exposed else handle)
+
+    @property
+    def passes(self) -> bool:
+        """Whole parameters come and go, from other ranks or from host memory."""
+        return self.zero == 3 and (max(self.shard, self.expert_shard) > 1 or self.host.parameters)
+
     @property
     def gathers_twice(self) -> bool:
         """Each forward and each backward gathers all parameters."""
@@ -191,8 +204,8 @@ class DataParallel(Struct, frozen=True):
     def reduce(
         self, name: str, params: float, experts: float, handle: str, last: bool = True, tensors: int = 1
     ) -> list[Comm]:
-        """The reduction of the gradients of a unit of `tensors`; asynchronous if `handle` is given. `last`: the step's
-        last."""
+        """The reduction of the gradients of a unit of `tensors`, and their copies to host memory; asynchronous if
+        `handle` is given. `last`: the step's last."""
         b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
         if self.local > 1:
             return quantized_messages(name, params, tensors, (self.local, self.shard // self.local), handle)
@@ -210,10 +223,13 @@ class DataParallel(Struct, frozen=True):
             if not sharded:
                 group = f"{prefix}dp" if prefix else "dp_cp"
                 steps = [(kind, group, size, shard * replica, DP) for kind in self._whole_reduction]
+            if last or not self.replicas_once:
+                copies = self.host.copied(elements / shard, last)
+                steps += [(kind, HOST, nbytes, 0, TO_HOST) for kind, nbytes in copies]
             after = ""
-            for kind, group, nbytes, n, stream in steps:
-                if nbytes > 0 and n > 1:
-                    own = handle and f"{handle}{group}"
+            for i, (kind, group, nbytes, n, stream) in enumerate(steps):
+                if nbytes > 0 and n != 1:
+                    own = handle and f"{handle}{group}" + (f" {prefix}{i}" if group == HOST else "")
                     out.append(Comm(f"{name} gradients", kind, group, nbytes, phase, not handle, own, stream, after))
                     after = own
         return out
@@ -268,14 +284,15 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
 
 
 def _with_gradients(dp: DataParallel, scenario: Scenario) -> DataParallel:
-    """With how gradients are kept until they are reduced."""
+    """With how gradients are kept until they are reduced, and what lies in host memory."""
     p, t = scenario.parallelism, scenario.for_training
+    dp = replace(dp, host=on_host_of(scenario, dp.engine, (dp.shard, dp.expert_shard), dp.tied))
     late, own_bytes = framework_of(t).adds_gradients_late, compute_bytes(t.precision)
     # A buffer of gradients holds the sum itself.
     held_back = dp.gradient_bytes if holds_back_sums(scenario) and dp.engine.fsdp_version else 0.0
-    on_host = (
-        t.optimizer_offload == "cpu" and p.zero in dp.engine.on_host_at and (dp.each_micro_batch or p.reduces_rows)
-    )
+    # torch's first FSDP adds shards up on the GPU.
+    there = p.zero in dp.engine.on_host_at or dp.host.adds
+    on_host = t.optimizer_offload == "cpu" and there and dp.keeps_shards
     return replace(
         dp,
         # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them.

@@ -39,10 +39,17 @@ def forward_gathers(
     """The messages that gather each block for its forward; those of a root with the stage's first block. `first`: the
     step's first forward here, which alone gathers what stays; `early`: no backward has ended here."""
     gathers = [
-        dp.gather_block(b, Phase.FORWARD, f"w{i}", first, early) if first or not stays_all_step(dp.engine, b) else []
+        _gather(b, dp, Phase.FORWARD, f"w{i}", first, early) if first or not stays_all_step(dp.engine, b) else []
         for i, b in enumerate(blocks)
     ]
     return _with_root(blocks, dp, gathers, "w0")
+
+
+def _gather(
+    block: Block, dp: DataParallel, phase: Phase, handle: str, first: bool = False, early: bool = False
+) -> list[Comm]:
+    """A block's messages (`DataParallel.gather_block`), behind the copy of its shard from host memory."""
+    return dp.from_host((block,), dp.gather_block(block, phase, handle, first, early), phase, handle)
 
 
 def forward_order(blocks: Sequence[Block], dp: DataParallel) -> list[list[int]]:
@@ -90,7 +97,7 @@ def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Com
         return gathers
     ends, phase = [blocks[i] for i in root], Phase.FORWARD if handle == "w0" else Phase.INPUT_GRAD
     dense, experts = sum(map(dp.gathered_params, ends)), sum(b.expert_params for b in ends)
-    joined = dp.gather("root", dense, experts, phase, handle)
+    joined = dp.from_host(ends, dp.gather("root", dense, experts, phase, handle), phase, handle)
     return [joined if i == 0 else [] if i in root else each for i, each in enumerate(gathers)]
 
 
@@ -99,7 +106,7 @@ def backward_gathers(order: Sequence[Block], dp: DataParallel, early: bool = Fal
     gathered as the backward begins (`ZeroEngine.root_again`). `early`: the step's first backward here."""
     live, again = _live_blocks(order, dp), gathered_again(order[::-1], dp)[::-1]
     gathers = [
-        dp.gather_block(b, Phase.INPUT_GRAD, f"v{i}", early=early) if again[i] and i >= live else []
+        _gather(b, dp, Phase.INPUT_GRAD, f"v{i}", early=early) if again[i] and i >= live else []
         for i, b in enumerate(order)
     ]
     return _with_root(order, dp, gathers, "v0") if dp.engine.root_again else gathers

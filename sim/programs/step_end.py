@@ -63,11 +63,12 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     out += [*end.prepared, *_overflow_flags(plan, dp)]
     if t.gradient_clipping:
         scaling = end.scaling if t.optimizer_offload != "cpu" else ()  # there the host scales them
-        out += [*end.norm, *_norm_reductions(plan, dp), *scaling]
+        norm = () if _norm_on_host(dp) else end.norm
+        out += [*norm, *_norm_reductions(plan, dp), *scaling]
     if dp.gathered_early:
         return (*out, *_first_stage_first(stages, plan))
     visits = end.update and t.optimizer_offload
-    out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
+    out += _with_host(end.update, dense + experts, dealt, t, dp) if visits else end.update
     out += dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)
     out += gather_after_optimizer(blocks, dp)
     return (*out, *metric_items(plan, t))
@@ -107,17 +108,26 @@ def _with_tied_gradients(out: list[Item], elements: int, dp: DataParallel, t: Tr
     return [Wait(LAST_INPUT_GRADIENT, Phase.OPTIMIZER), started, *out, Wait("tied", Phase.OPTIMIZER)]
 
 
-def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training) -> Program:
+def _norm_on_host(dp: DataParallel) -> bool:
+    """Tell whether gradients lie on the host when torch's FSDP takes their norm."""
+    return dp.host.parameters and dp.engine.fsdp_version > 0
+
+
+def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training, dp: DataParallel) -> Program:
     """The update of a rank's parameters, whose optimizer states lie in host memory between steps.
 
     They come to the GPU for it and go back (Megatron-Core's --offload-optimizer-states), or stay: then fp32 gradients
-    go to the host, and its CPUs' parameters come back (DeepSpeed's offload_optimizer).
+    go to the host, if backwards have not copied them, and its CPUs' parameters come back, if they do not stay there,
+    too (DeepSpeed's offload_optimizer and offload_param).
     """
     if t.optimizer_offload == "cpu":
+        sent = Comm("gradients to the host", "offload", "host", n_params * FP32_BYTES, Phase.OPTIMIZER)
+        size = n_params * dtype_bytes(t.param_dtype)
+        back = Comm("updated parameters", "reload", "host", size, Phase.OPTIMIZER)
         return (
-            Comm("gradients to the host", "offload", "host", n_params * FP32_BYTES, Phase.OPTIMIZER),
-            *host_update_items(n_params, t),
-            Comm("updated parameters", "reload", "host", n_params * dtype_bytes(t.param_dtype), Phase.OPTIMIZER),
+            *([] if dp.host.gradient_bytes else [sent]),
+            *host_update_items(n_params, t, _norm_on_host(dp)),
+            *([] if dp.host.parameters else [back]),
         )
     size = state_bytes(n_params, dealt, t)
     return (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from sim.core.program import Block, Comm, Compute, Item, Phase
 from sim.programs.around_messages import behind_input, gradients_of, join_gradients, limit_bytes, unpack, waits
 from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import backward_gathers, backward_order, forward_gathers, forward_order, in_root
+from sim.programs.parameters_on_host import to_host
 from sim.programs.shared_gradients import sum_shared
 from sim.programs.two_levels import second_copy
 
@@ -47,7 +50,7 @@ def weave_backward(
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
         _gather(out, backward_gathers(order, dp, early), backward_order(order, dp), dp, phase)
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
-    buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
+    buckets = _Buckets(dp, last, early) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):
         if phase in phases:
             items += block.recompute
@@ -87,18 +90,20 @@ class _Buckets:
     `expert_parallel_buffers`).
     """
 
-    def __init__(self, dp: DataParallel, last: bool) -> None:
+    def __init__(self, dp: DataParallel, last: bool, early: bool) -> None:
         self.dp, self.last, self.count = dp, last, 0
+        self.adds = dp.host.adds and dp.keeps_shards and not early
+        self.copied = ""  # the handle of the copy that the next reduction waits for
         self.limit_bytes = limit_bytes(dp)
         # By the kinds (0: dense, 1: experts) that fill it, each open bucket's dense and expert elements, and tensors.
         kinds: tuple[tuple[int, ...], ...] = ((0, 1),) if dp.mixes_experts else ((0,), (1,))
         self.open = dict.fromkeys(kinds, _NOTHING)
-        self.later: list[Comm | Compute] = []  # buckets that are sent when the backward has ended (`aligned`)
+        self.later: list[Item] = []  # buckets that are sent when the backward has ended (`aligned`)
         self.of_root = _NOTHING  # what waits for the backward's end
 
-    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
+    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Item]:
         """Count gradients as ready; `left` is what is left of the block's parameters."""
-        given, out = (min(ready[0], left[0]), min(ready[1], left[1])), list[Comm | Compute]()
+        given, out = (min(ready[0], left[0]), min(ready[1], left[1])), list[Item]()
         left[:] = left[0] - given[0], left[1] - given[1]
         for own in self.open:
             dense, experts = (given[kind] if kind in own else 0 for kind in (0, 1))
@@ -112,9 +117,9 @@ class _Buckets:
             out += self._flush(name, own) if full else []
         return out
 
-    def finish(self, block: Block, left: list[int], tensors: list[int], last_block: bool) -> list[Comm | Compute]:
+    def finish(self, block: Block, left: list[int], tensors: list[int], last_block: bool) -> list[Item]:
         """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
-        name, out = block.name, list[Comm | Compute]()
+        name, out = block.name, list[Item]()
         for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
             out += self.add(name, (n, 0), left)
         out += self.add(name, (left[0], left[1]), left)
@@ -127,17 +132,31 @@ class _Buckets:
             out += self._flush(name, own, last_block)
         return out
 
-    def _flush(self, name: str, own: tuple[int, ...], at_end: bool = False) -> list[Comm | Compute]:
+    def _flush(self, name: str, own: tuple[int, ...], at_end: bool = False) -> list[Item]:
         dense, experts, tensors = _joined(self.open[own], self.of_root if at_end else _NOTHING)
         self.open[own] = _NOTHING
         self.count += 1
         reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last, tensors)
-        made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors, dense + experts), *reduced]
+        made: list[Item] = [*join_gradients(reduced, self.dp, tensors, dense + experts), *self._behind_copies(reduced)]
         if not at_end and self.dp.aligned:
             self.later += made
             return []
         before, self.later = self.later, []
         return [*before, *made]
+
+    def _behind_copies(self, reduced: list[Comm]) -> list[Item]:
+        """A reduction behind the copy to the host of the one before, with which it shares a stream; and the host's sum,
+        for which the computation waits."""
+        copies = to_host(reduced)
+        out: list[Item] = [*reduced]
+        if reduced and self.copied and not reduced[0].after:
+            out[0] = replace(reduced[0], after=self.copied)
+        if copies:
+            self.copied = copies[-1].handle
+        if self.adds and copies:
+            out += [*waits(copies, Phase.WEIGHT_GRAD), *self.dp.host.summed(copies)]
+            self.copied = ""
+        return out
 
 
 _NOTHING = (0.0, 0.0, 0)

@@ -114,7 +114,7 @@ def _late_gradients(stage: Stage, kind: Kind) -> list[float]:
 def reduces_at_once(stage: Stage) -> bool:
     """True if the gradients of each micro-batch, or row of them, are reduced and sharded."""
     dp = stage.dp
-    return dp.zero >= 2 and dp.keeps_shards and max(dp.shard, dp.expert_shard) > 1
+    return dp.zero >= 2 and dp.keeps_shards and (max(dp.shard, dp.expert_shard) > 1 or dp.host.parameters)
 
 
 def _freed_bytes(block: Block, kind: Kind) -> float:

@@ -100,13 +100,14 @@ def _copied_gradients(t: Training, dp: DataParallel, blocks: Sequence[Block], n:
     (deepspeed/runtime/zero/stage3.py: `_partition_all_parameters`, `_prepare_fp32_grad_for_sub_group`)."""
     if not (cast and dp.zero == 3 and dp.engine.updated_elements):
         return cast * (n.updated if dp.zero >= 1 else n.whole)
-    gathered = _gathered_bytes(blocks, dp) if max(dp.shard, dp.expert_shard) > 1 else 0.0
+    gathered = _gathered_bytes(blocks, dp) if dp.passes else 0.0
     return max(0.0, (cast + dtype_bytes(t.grad_dtype)) * min(n.sharded, dp.engine.updated_elements) - gathered)
 
 
 def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:
     """Parameters as they are kept between uses. Of those in few bits ZeRO-3 cuts the numbers; their scales are no
-    parameters and stay whole (bitsandbytes, nn/modules.py: `fix_4bit_weight_quant_state_from_module`)."""
+    parameters and stay whole, on the GPU even if parameters lie on the host (bitsandbytes, nn/modules.py:
+    `fix_4bit_weight_quant_state_from_module`)."""
     kept, few = dtype_bytes(t.param_dtype), sum(b.few_bit_params for b in blocks)
     data, scale = (own.data, own.scales) if (own := format_of(t.lora)) is not None else (kept, 0.0)
     if dp.zero < 3:
@@ -114,6 +115,8 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
         wide = n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - few * (kept - data - scale)
         return wide + _eight_bit_bytes(dp, blocks)
     scales, trained = few * scale, n.sharded * trained_bytes(t)
+    if dp.host.parameters:
+        return scales
     # ZeRO-3's shards of 8-bit parameters by rows; what they are gathered to, and its other order, pass.
     found = [dp.eight_bit.elements(b) for b in blocks]
     saved = sum(n / dp.shard + n_experts / dp.expert_shard for n, n_experts in found) * (kept - dp.eight_bit.gathered)
@@ -175,7 +178,7 @@ def _optimizer_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
 def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block], n: _Elements) -> float:
     """Copies of parameters that uses make, gathered or cast, and temporaries of the largest block."""
     t, dp, gathered = plan.scenario.for_training, stages[0].dp, 0.0
-    if dp.zero == 3 and max(dp.shard, dp.expert_shard) > 1:
+    if dp.passes:
         gathered = _gathered_bytes(blocks, dp)
     elif dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
         gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
@@ -231,6 +234,8 @@ def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
     if dp.gathered_bytes > dp.parameter_bytes or dp.dequantized_copies:  # arrives in a buffer of its own
         made = dp.parameter_bytes * bool(dp.dequantized_copies)  # fp16 numbers, of which parameters are copies
         gathered += max(dp.gathered_params(b) + b.expert_params for b in blocks) * (dp.gathered_bytes + made)
+    if dp.host.parameters and dp.shard > 1:  # a unit's shard, as it is copied from the host
+        gathered += max(map(dp.host.shard_bytes, blocks), default=0.0)
     return gathered
 
 

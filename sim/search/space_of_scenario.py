@@ -19,6 +19,18 @@ from sim.search.space import DERIVED, KEPT, SEARCHED, SIZES, Linked, Space
 MOST_GPUS = 1_000_000
 
 
+# Keys of `training` that a search refuses.
+OF_TRAINING = {
+    "fp8_param_gather": "found true; a search compares layouts with 16-bit parameters (false)",
+    # of ZeRO's stages the third alone has it
+    "parameter_offload": "found true; a search compares ZeRO's stages with parameters on the GPU (false)",
+    # the bounds know no reference's forward, and the simplest layout has micro-batches of one sequence
+    "preference": "a search covers training on next tokens; sim.sweep varies keys of a step over pairs of answers",
+    # the bounds count a step until its last rank ends
+    "optimizer_post_validation": "found true; a search compares steps that all ranks end together (false)",
+}
+
+
 def make_space(
     source: Source,
     gpus: int | None,
@@ -82,17 +94,10 @@ def _check_written(source: Source, given: Parallelism) -> None:
     if data.get("rl") is not None:
         why = "a search covers training steps and serving; sim.sweep varies keys of an rl step"
         raise source.error(("rl",), why)
-    if isinstance(data.get("training"), dict) and data["training"].get("fp8_param_gather"):
-        why = "found true; a search compares layouts with 16-bit parameters (false)"
-        raise source.error(("training", "fp8_param_gather"), why)
-    # The bounds know no reference's forward, and the simplest layout has micro-batches of one sequence.
-    if isinstance(data.get("training"), dict) and data["training"].get("preference"):
-        why = "a search covers training on next tokens; sim.sweep varies keys of a step over pairs of answers"
-        raise source.error(("training", "preference"), why)
-    # The bounds count a step until its last rank ends.
-    if isinstance(data.get("training"), dict) and data["training"].get("optimizer_post_validation"):
-        why = "found true; a search compares steps that all ranks end together (false)"
-        raise source.error(("training", "optimizer_post_validation"), why)
+    training = data.get("training")
+    for key, why in OF_TRAINING.items():
+        if isinstance(training, dict) and training.get(key):
+            raise source.error(("training", key), why)
 
 
 def _check_resolved(source: Source, base: Scenario) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.columns import Floats, Ints
-from sim.core.timeline import COMPUTE, Timeline, row_stream
+from sim.core.timeline import COMPUTE, TO_HOST, Timeline, row_stream
 from sim.core.units import ranks_text
 from sim.views.palette import in_order
 
 NEXT_TO_NOTHING = 1e-3  # of the step, as in assets/rows.js
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 GROUPS = ("tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model")  # of collectives
-STREAM_ORDER = (COMPUTE, *GROUPS, "collectives", "send", "recv", "host")
+STREAM_ORDER = (COMPUTE, *GROUPS, "collectives", "send", "recv", "host", TO_HOST)
 
 
 class StreamRow(Struct, frozen=True):

@@ -132,7 +132,6 @@ def _of_dtensor(s: Settings, sizes: dict[str, int]) -> dict[str, Any]:
     if kernels["fused"] is not True and kernels["foreach"] is False:
         s.notes.append(LOOP)
     offloads = s.flag(f"{DTENSOR}.cpu_offload")
-    s.notes += [FSDP_ON_HOST] if offloads else []
     return {
         "seq_len": sizes["seq_length"],
         "micro_batch_size": 1,
@@ -146,7 +145,7 @@ def _of_dtensor(s: Settings, sizes: dict[str, int]) -> dict[str, Any]:
         "adamw_kernels": "fused" if kernels["fused"] is True else "foreach",
         "framework": "transformers",
         "recompute": "full" if s.flag(f"{DTENSOR}.activation_checkpointing") else "none",
-        **({"optimizer_offload": "cpu"} if offloads else {}),
+        **(FSDP_ON_HOST if offloads else {}),
         **_dtensor_adapters(s),
     }
 

@@ -304,11 +304,8 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _offload(s: Settings, sharded: bool) -> dict[str, str]:
-    if not (s.flag("training.enable_cpu_offload") and sharded):
-        return {}
-    s.notes.append(FSDP_ON_HOST)
-    return {"optimizer_offload": "cpu"}
+def _offload(s: Settings, sharded: bool) -> dict[str, Any]:
+    return FSDP_ON_HOST if s.flag("training.enable_cpu_offload") and sharded else {}
 
 
 def _cross_entropy(s: Settings, compiled: bool) -> dict[str, Any]:

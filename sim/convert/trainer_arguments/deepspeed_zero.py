@@ -13,6 +13,7 @@ from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO
 
 UNREAD_OF_OFFLOAD = ("super_offload",)
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
+CPU_PARAMETERS = ("offload_param", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 PERSISTENT = 100_000  # elements; Transformers' "auto" is ten hidden sizes
 PREFETCH = "stage3_prefetch_bucket_size"
@@ -38,6 +39,7 @@ IN_TURN = (  # stage_1_and_2.py: `_round_robin_reorder`
     "zero_optimization.round_robin_gradients: all ranks' copies of gradients to the host are simulated side by side, "
     "as it has them; without it the ranks copy in turn, while the others wait"
 )
+PLUS_PLUS_ON_HOST = "zero_optimization.offload_param: with ZeRO++ parameters are simulated on the GPU"
 NOT_CONTIGUOUS = (
     "zero_optimization.contiguous_gradients: false is not simulated; gradients are copied into buckets that stay"
 )
@@ -109,6 +111,8 @@ def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dic
         found["zero_quantized_gradients"] = True
     if own.values.get(hierarchical := "mics_hierarchical_params_gather") is False:
         own.take(hierarchical)
+    if found and training.pop("parameter_offload", False):
+        s.notes.append(PLUS_PLUS_ON_HOST)
     if (shard := own.whole("mics_shard_size")) and shard > 0:
         found |= {"shard_size": shard, "all_reduce_once": True}
         s.notes.append(MICS)
@@ -118,23 +122,36 @@ def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dic
 def _note_offloads(s: Settings, own: Settings) -> None:
     """Say what of the offloading to the host or a disk is not simulated; `offload_of` reads what is."""
     own.take(FORMER_OFFLOAD)
+    found = offload_of(own.values)
     for key in ("offload_optimizer", "offload_param"):
         value = own.take(key)
         device = value.get("device", "none") if isinstance(value, dict) else "none"
-        if device != "none" and (key, device) != CPU_OPTIMIZER:
-            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
+        told = found.get("optimizer_offload" if key == CPU_OPTIMIZER[0] else "parameter_offload")
+        if device != "none" and not told:
+            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated{_why_not(key, device)}")
         if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
             s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
         note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
 
 
+def _why_not(key: str, device: str) -> str:
+    """What parameters on the host lack: their optimizer there, or stage 3, without which DeepSpeed ignores them."""
+    return f" without {CPU_OPTIMIZER[0]} on the cpu and stage 3" if (key, device) == CPU_PARAMETERS else ""
+
+
 def offload_of(section: object) -> dict[str, Any]:
-    """Return the key for an optimizer on the host, where `zero_optimization` asks for it."""
-    key, device = CPU_OPTIMIZER
-    found = section.get(key) if isinstance(section, dict) else None
-    if isinstance(section, dict) and section.get(FORMER_OFFLOAD) is True:
-        return {"optimizer_offload": device}
-    return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
+    """Return the keys for an optimizer on the host and for parameters there, where `zero_optimization` asks for them
+    ("Valid only with stage 3": runtime/zero/offload_config.py)."""
+    if not isinstance(section, dict):
+        return {}
+    optimizer, parameters = (
+        isinstance(section.get(key), dict) and section[key].get("device") == device
+        for key, device in (CPU_OPTIMIZER, CPU_PARAMETERS)
+    )
+    if not (optimizer or section.get(FORMER_OFFLOAD) is True):
+        return {}
+    there = {"parameter_offload": True} if parameters and section.get("stage") == 3 else {}
+    return {"optimizer_offload": CPU_OPTIMIZER[1], **there}
 
 
 def _note_persistent(s: Settings, own: Settings, stage: int, machine: Machine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.convert.settings import FSDP_ON_HOST, Machine, Settings
+from sim.convert.settings import Machine, Settings
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source
 
@@ -26,6 +26,10 @@ FIRST = (
 UNLIMITED = (
     "fsdp_config.limit_all_gathers: false is not simulated; layers are gathered one ahead, where without a limit the "
     "host's lead decides how many lie in memory"
+)
+WHOLE_ON_HOST = (
+    "fsdp: offload with no_shard: the optimizer runs on the host; parameters and gradients, which lie there too, stay "
+    "on the GPU here"
 )
 SUMMED_WHOLE = (
     "gradient_accumulation_steps: whole gradients are summed on each GPU up to the last micro-batch, as with FSDP2 "
@@ -85,8 +89,8 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
     layout = dict(FSDP[word])
     offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
     if "offload" in words or True in offloads:
-        s.notes.append(FSDP_ON_HOST)
         layout["offload"] = True
+        s.notes += [] if layout["zero"] == 3 else [WHOLE_ON_HOST]
     if reshards is False:
         layout["reshard_after_forward"] = False
     first = _first_fsdp(s, own)

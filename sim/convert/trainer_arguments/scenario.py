@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
-from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings
 from sim.convert.trainer_arguments.adapters import adapters, adapters_within
 from sim.convert.trainer_arguments.axolotl import degrees, plain_names, require_ranks, shards, version_notes
 from sim.convert.trainer_arguments.deepspeed_settings import OWN, settings_of
@@ -113,7 +113,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     if tp > 1 and training.pop("cross_entropy", None):
         s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
     if layout.pop("offload", False):
-        training["optimizer_offload"] = "cpu"
+        training |= FSDP_ON_HOST if layout["zero"] == 3 else {"optimizer_offload": "cpu"}
     if s.flag("fp8"):
         _in_8_bits(s, training, layout)
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}

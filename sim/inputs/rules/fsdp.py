@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
-from sim.variants.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of, zero_engine
 
 
 def torch_fsdp(sections: Sections, t: Training) -> Problems:
@@ -22,6 +22,9 @@ def torch_fsdp(sections: Sections, t: Training) -> Problems:
         needed = "found true; needs zero 2 or 3 with a framework of Megatron-Core, and its own FSDP"
         yield ("parallelism", "fsdp_double_buffer"), needed
     yield from _two_levels(sections, t)
+    for good, what in _of_parameters_on_host(sections, t):
+        if t.parameter_offload and not good:
+            yield ("training", "parameter_offload"), f"found true; needs {what}"
     if p.zero == 3 and not p.backward_prefetch and (p.fsdp_version or own) != 1:
         needed = "found false; needs torch's first FSDP: parallelism.fsdp_version 1, or framework composer"
         yield ("parallelism", "backward_prefetch"), needed
@@ -52,6 +55,18 @@ def _of_shared_optimizer(sections: Sections, t: Training) -> Needs:
         (own, "zero 3 with a framework of Megatron-Core, and its own FSDP"),
         (p.shard_size < p.dp * p.cp, "shard_size below dp·cp"),
         (not t.optimizer_offload, "training.optimizer_offload false"),
+    )
+
+
+def _of_parameters_on_host(sections: Sections, t: Training) -> Needs:
+    p, engine = sections.parallelism, zero_engine(t, sections.parallelism)
+    return (
+        (p.zero == 3, "parallelism.zero 3"),
+        (t.optimizer_offload == "cpu", "training.optimizer_offload cpu"),
+        (engine.fsdp_version > 0 or 3 in engine.on_host_at, "torch's FSDP or DeepSpeed's ZeRO"),
+        (p.param_gather_dtype != "int8", "another parallelism.param_gather_dtype than int8"),
+        (p.zero_hpz_partition_size is None, "no parallelism.zero_hpz_partition_size"),
+        (not p.zero_quantized_gradients, "parallelism.zero_quantized_gradients false"),
     )
 
 

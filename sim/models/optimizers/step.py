@@ -212,9 +212,9 @@ def moment_bytes(t: Training) -> float:
     return dtype_bytes(t.optimizer_dtype) + scale
 
 
-def host_update_items(n_params: int, t: Training) -> Program:
-    """AdamW on the host's CPUs over `n_params` of a rank, in fp32: scaling of gradients (8 bytes each), the update
-    (28), and the copy of the parameter in `param_dtype` (4 and its own bytes).
+def host_update_items(n_params: int, t: Training, takes_norm: bool = False) -> Program:
+    """AdamW on the host's CPUs over `n_params` of a rank, in fp32: scaling of gradients (8 bytes each; 4 more if the
+    host `takes_norm`, too), the update (28), and the copy of the parameter in `param_dtype` (4 and its own bytes).
 
     Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 5.1; DeepSpeed, runtime/zero/stage_1_and_2.py, `step`.
 
@@ -222,7 +222,7 @@ def host_update_items(n_params: int, t: Training) -> Program:
     >>> host_update_items(1000, N(gradient_clipping=True, param_dtype="bf16"))[0].bytes
     42000.0
     """
-    each = 7 * FP32_BYTES + 2 * FP32_BYTES * t.gradient_clipping
+    each = 7 * FP32_BYTES + (2 + takes_norm) * FP32_BYTES * t.gradient_clipping
     copied = dtype_bytes(t.param_dtype)
     each += FP32_BYTES + copied if copied < FP32_BYTES else 0
     made = memory_op("adamw on the host", Phase.OPTIMIZER, HOST_UPDATE, n_params, float(n_params * each), "fp32")

@@ -117,9 +117,10 @@ def test_what_is_empty_or_off_is_not_listed(tmp_path: Path) -> None:
     assert "not expressed here: load_in_4bit" in said
 
 
-def test_parameters_on_the_host_are_named(tmp_path: Path) -> None:
-    _, said = read(tmp_path, "fsdp_config: {offload_params: true}\n")
-    assert "FSDP's offload: the optimizer runs on the host" in said
+def test_parameters_lie_on_the_host(tmp_path: Path) -> None:
+    data, said = read(tmp_path, "fsdp_config: {offload_params: true}\n")
+    assert (data["training"]["optimizer_offload"], data["training"]["parameter_offload"]) == ("cpu", True)
+    assert "on the host" not in said
 
 
 WHOLE = {"mode": "full", "early_stop": False}  # torch's reentrant checkpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,29 @@ def test_names_that_deepspeed_reads_without_their_stage(tmp_path: Path) -> None:
     assert data["parallelism"]["gather_bucket_bytes"] == 2000
     assert "zero_optimization.stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in said
     assert "not expressed" not in said
+
+
+ON_HOST = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "said"),
+    [
+        ({}, True, ""),
+        (
+            {"offload_optimizer": {"device": "none"}},
+            None,
+            "to cpu is not simulated without offload_optimizer on the cpu",
+        ),
+        ({"stage": 2}, None, "offload_param: offloading to cpu is not simulated"),
+        ({"zero_quantized_weights": True}, None, "with ZeRO++ parameters are simulated on the GPU"),
+    ],
+)
+def test_parameters_on_the_host_need_the_optimizer_there(
+    tmp_path: Path, changes: dict[str, Any], found: bool | None, said: str
+) -> None:
+    config: dict[str, Any] = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **ON_HOST, **changes}}
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    data, notes = converted(tmp_path, "ds.json", json.dumps(config), *options)
+    assert data["training"].get("parameter_offload") == found
+    assert (said in notes) if said else ("offload_param" not in notes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.converting import OF_RL, converted, of, refused
 
 # Keys and values of examples/configs/grpo_math_1B.yaml that a step depends on, and some that it does not.
@@ -147,6 +148,14 @@ def test_dtensor_and_its_engine_take_turns(tmp_path: Path) -> None:
     engine = data["rl"]["generation"]
     assert (engine["engine"], engine["tp"], engine["kv_cache"]) == ("vllm-v1", 1, {"memory_fraction": 0.6})
     assert "not expressed" not in said
+
+
+def test_parameters_may_lie_on_the_host(tmp_path: Path) -> None:
+    text = BASE.replace("cpu_offload: False", "cpu_offload: True").replace("fused: False", "fused: True")
+    data, said = converted(tmp_path, "grpo.yaml", text, *OF_RL)
+    assert of(data, "training", "optimizer_offload", "parameter_offload") == ["cpu", True]
+    assert "FSDP's offload" not in said
+    assert parse_scenario(data)
 
 
 def test_megatron_splits_experts_with_what_the_file_inherits(tmp_path: Path) -> None:

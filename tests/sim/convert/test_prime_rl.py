@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.converting import OF_RL, converted, of, refused
 
 MATH = """
@@ -106,6 +107,14 @@ def test_fine_tuning_over_contexts(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "sft.toml", ONE_GPU, "--cluster", "dgx-h200", "--gpus", "8")
     assert of(data, "parallelism", "dp") == [8]
     assert of(data, "training", "lora") == [{"rank": 8, "targets": ["qkv"]}]
+
+
+def test_fsdps_offload_keeps_parameters_on_the_host(tmp_path: Path) -> None:
+    text = TUNING.replace("optim_cpu_offload", "fsdp_cpu_offload")
+    data, said = converted(tmp_path, "sft.toml", text, "--cluster", "dgx-h200", "--model", "qwen3-30b-a3b")
+    assert of(data, "training", "optimizer_offload", "parameter_offload") == ["cpu", True]
+    assert "on the host" not in said
+    assert parse_scenario(data)
 
 
 def test_what_is_not_simulated_is_refused_or_named(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_presets_of_deepspeed(tmp_path: Path, preset: str, zero: int, offload: s
     t, p = data["training"], data["parallelism"]
     assert (p["zero"], p["dp_sync"], p["bucket_bytes"]) == (zero, "after_backward", bucket)
     assert (t.get("optimizer_offload"), t["framework"]) == (offload, "deepspeed")
+    assert t.get("parameter_offload") == (True if offload else None)  # the zero3_offload preset alone has both
 
 
 def test_the_preset_of_fsdp_and_the_ring_of_ulysses(tmp_path: Path) -> None:

@@ -234,12 +234,12 @@ def test_flavors_beside_the_shipped_models(flavor: str, parameters: int) -> None
     assert count_parameters(model).total == parameters
 
 
-def test_fsdp_s_offload_runs_the_optimizer_on_the_host(tmp_path: Path) -> None:
+def test_fsdp_s_offload_keeps_parameters_and_optimizer_on_the_host(tmp_path: Path) -> None:
     """config/job_config.py: `enable_cpu_offload` of parameters, gradients and optimizer states in FSDP."""
     text = TITAN.replace("local_batch_size = 2", "local_batch_size = 2\nenable_cpu_offload = true")
     data, notes = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
-    assert data["training"]["optimizer_offload"] == "cpu"
-    assert "the optimizer runs on the host" in notes
+    assert (data["training"]["optimizer_offload"], data["training"]["parameter_offload"]) == ("cpu", True)
+    assert "on the host" not in notes
     assert parse_scenario(data)
 
 

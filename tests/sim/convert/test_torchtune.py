@@ -82,7 +82,7 @@ def test_adapters(tmp_path: Path, builder: str, weights: str | None, model: str)
         ("device: cuda", "ac_mode: selective\nac_option: 2", {"recompute": {"mode": "full", "every": 2}}),
         ("clip_grad_norm: null", "clip_grad_norm: 1.0", {"gradient_clipping": True}),
         ("device: cuda", "enable_activation_offloading: True", {"activation_offload": True}),
-        ("device: cuda", "fsdp_cpu_offload: True", {"optimizer_offload": "cpu"}),
+        ("device: cuda", "fsdp_cpu_offload: True", {"optimizer_offload": "cpu", "parameter_offload": True}),
     ],
 )
 def test_switches(tmp_path: Path, old: str, new: str, found: dict[str, object]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sim.convert.verl import ENGINES, PINNED
 from sim.variants.engines.names import engine_named
 from tests.sim.convert.converting import OF_RL, converted, converted_rl, of, refused
@@ -70,6 +72,15 @@ def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
     assert (engine["engine"], engine["tp"], engine["kv_cache"]) == ("sglang-0.5.11", 2, {"memory_fraction": 0.6})
     assert data["training"]["micro_batch_size"] == 10  # of 24,000 // 1,536 = 15 that divides 1,280 / 8
     assert "verl packs 24,000 tokens" in said
+    assert "not expressed" not in said
+
+
+@pytest.mark.parametrize(("strategy", "found"), [("fsdp2", ["cpu", True]), ("fsdp", [None, None])])
+def test_the_second_fsdps_offload_policy(tmp_path: Path, strategy: str, found: list[object]) -> None:
+    actor = "actor_rollout_ref.actor"
+    flags = f"{actor}.strategy={strategy} {actor}.fsdp_config.offload_policy=True trainer.nnodes=1"
+    data, said = converted_rl(tmp_path, COMMAND.replace("trainer.nnodes=1", flags))
+    assert of(data, "training", "optimizer_offload", "parameter_offload") == found
     assert "not expressed" not in said
 
 

@@ -19,7 +19,7 @@ ALWAYS = "version calibration calibrations engine warnings source software_date 
 AS_FUSIONS = "apply_rope_fusion bias_activation_fusion bias_dropout_fusion "  # read by the names that `FUSIONS` has
 # Not read by these files, and why that changes nothing.
 LEFT_OUT = {
-    "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
+    "megatron": "inference rl indexer parameter_offload layers_per_stage "  # refused before; read as `stage_layers`
     "outer_dp_sharding_strategy zero_hpz_partition_size zero_quantized_gradients "  # `shard_size` is; of DeepSpeed
     "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read as `IN_SIXTEEN_BITS`
@@ -27,6 +27,7 @@ LEFT_OUT = {
     "cuda_graph_scope "  # graphs are refused
     "loss_chunks " + AS_FUSIONS,  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
+    "parameter_offload "  # an optimizer on the host is refused before
     "hierarchical_context_parallel_sizes "  # of heads exchanged, which is refused
     "outer_dp_sharding_strategy zero_hpz_partition_size zero_quantized_gradients "  # of other frameworks
     "fused_single_qkv_rope calculate_per_token_loss "
@@ -39,6 +40,7 @@ LEFT_OUT = {
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read by `in_sixteen_bits`
     "mtp_stage " + AS_FUSIONS,  # no model of it has prediction modules
     "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs cuda_graph_scope "
+    "parameter_offload "  # an optimizer on the host is refused before
     # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "

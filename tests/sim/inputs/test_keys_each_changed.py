@@ -101,6 +101,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "cuda_graph_scope": (["attn"],),
         "activation_offload": (True, {"layers": 1}, {"modules": ["mlp_norm"]}),
         "optimizer_offload": (True, "cpu"),
+        "parameter_offload": (True,),
         "optimizer_post_validation": (True,),
         "tokens": ("1B",),
         "lora": ({"rank": 4},),
@@ -141,6 +142,7 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"pp": 2, "schedule": "interleaved_1f1b"}, {"framework": "megatron"}, {}),
     ({"dp": 4, "ep": 2, "bucket_bytes": "1MiB"}, {}, {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}),
     ({}, {"optimizer_offload": "cpu"}, {}),
+    ({"dp": 2, "zero": 3}, {"optimizer_offload": "cpu"}, {}),
     ({"dp": 2, "zero": 3}, {"framework": "transformers", "micro_batch_size": 2, "preference": {"loss": "dpo"}}, {}),
     ({"dp": 2}, {"framework": "transformers", "micro_batch_size": 2, "preference": {"loss": "reward"}}, {}),
 )

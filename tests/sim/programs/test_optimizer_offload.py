@@ -56,6 +56,15 @@ def test_gradients_go_to_the_host_in_fp32_and_parameters_come_back_in_16_bits() 
     assert copied["reload"] == pytest.approx(2 * shard, rel=1e-3)
 
 
+@pytest.mark.parametrize(("zero", "out", "back"), [(2, 4, 2), (3, 2 + 4, 2 + 2)])
+def test_deepspeeds_third_stage_sends_gradients_while_the_backward_runs(zero: int, out: int, back: int) -> None:
+    """stage3.py, `partition_grads`: the 16-bit sum goes to the host and comes back, and goes there in fp32."""
+    result = simulate(scenario("cpu", zero=zero, framework="deepspeed")).result
+    shard = count_parameters(scenario("cpu").model).total / 8
+    copied = {r["kind"]: r["bytes"] for r in result["communication"] if r["rank"] == 0 and r["group"] == "host"}
+    assert (copied["offload"], copied["reload"]) == pytest.approx((out * shard, back * shard), rel=1e-3)
+
+
 def test_states_never_visit_the_gpu() -> None:
     here, visits, away = (simulate(scenario(offload, zero=0)) for offload in (False, True, "cpu"))
     assert here.result["memory"][0]["optimizer"] > 0

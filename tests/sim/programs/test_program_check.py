@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,31 @@ def test_messages_of_every_stage_of_zero_queue_where_links_expect_them(
         "model": model,
         "training": {"seq_len": 512, "global_batch_size": 64, "framework": framework},
         "parallelism": {"dp": 16, "zero": zero, "ep": 4 if experts else 1},
+        "cluster": {"preset": "dgx-h100", "nodes": 2},
+    }
+    scenario = parse_scenario(data)
+    check_step(prepare(scenario, Costs(load_profile(scenario.calibration), scenario.cluster.gpu)))
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout"),
+    [
+        *itertools.product(["deepspeed", "eager"], [{}, {"shard_size": 8}, {"dp_sync": "after_backward"}]),
+        ("transformers", {"fsdp_version": 1}),
+        ("composer", {"shard_size": 8}),
+    ],
+)
+def test_copies_of_parameters_on_the_host(framework: str, layout: dict[str, Any]) -> None:
+    data = {
+        "model": {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "moe": {"experts": 8, "top_k": 2, "ffn": 512}},
+        "training": {
+            "seq_len": 512,
+            "global_batch_size": 64,
+            "framework": framework,
+            "optimizer_offload": "cpu",
+            "parameter_offload": True,
+        },
+        "parallelism": {"dp": 16, "zero": 3, "ep": 4, **layout},
         "cluster": {"preset": "dgx-h100", "nodes": 2},
     }
     scenario = parse_scenario(data)

@@ -349,11 +349,27 @@ def test_what_the_ends_of_a_pipeline_put_off_is_refused(tmp_path: Path, keys: di
         run_search(file, gpus=8)
 
 
-def test_parameters_in_8_bits_are_refused(tmp_path: Path) -> None:
-    keys = {"precision": "fp8", "framework": "megatron", "fp8_param_gather": True}
-    file = tmp_path / "in_8_bits.yaml"
-    file.write_text(json.dumps(merge(BASE, {"training": keys, "parallelism": {"zero": 1}})), encoding="utf-8")
-    with pytest.raises(InputError, match=r"training.fp8_param_gather: found true; a search compares layouts"):
+@pytest.mark.parametrize(
+    ("keys", "zero", "problem"),
+    [
+        (
+            {"precision": "fp8", "framework": "megatron", "fp8_param_gather": True},
+            1,
+            r"training.fp8_param_gather: found true; a search compares layouts",
+        ),
+        (
+            {"optimizer_offload": "cpu", "parameter_offload": True},
+            3,
+            r"training.parameter_offload: found true; a search compares ZeRO's stages with parameters on the GPU",
+        ),
+    ],
+)
+def test_parameters_in_8_bits_or_on_the_host_are_refused(
+    tmp_path: Path, keys: dict[str, Any], zero: int, problem: str
+) -> None:
+    file = tmp_path / "parameters.yaml"
+    file.write_text(json.dumps(merge(BASE, {"training": keys, "parallelism": {"zero": zero}})), encoding="utf-8")
+    with pytest.raises(InputError, match=problem):
         run_search(file, gpus=8)
 
 
