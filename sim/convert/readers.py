@@ -205,6 +205,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.trainer_arguments.scenario import is_training_arguments
+    from sim.convert.verl import convert_verl_config
+    from sim.convert.verl_files import is_verl_config
     from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
 
@@ -213,6 +215,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     refuse_alike(file, data)
+    if is_verl_config(data):
+        return convert_verl_config(file, data, asked.machine)
     if is_nemo_rl(data):
         return convert_nemo_rl(file, data, asked.machine)
     if is_olmo_core(data):

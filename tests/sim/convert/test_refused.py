@@ -98,7 +98,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "python3 -m verl.trainer.main_ppo data.train_batch_size=8 algorithm.adv_estimator=remax",
             "found 'remax'; needs further answers",
         ),
-        ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "a command of verl, which is not read (a"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "the config x is not there"),
         ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
