@@ -1,4 +1,4 @@
-"""GRPO of TRL, and of Axolotl, which runs TRL's trainer, as a scenario with `rl`.
+"""GRPO of TRL, of Axolotl, which runs TRL's trainer, and of ms-swift, as a scenario with `rl`.
 
 TRL: trl/trainer/grpo_config.py and grpo_trainer.py, trl/scripts/grpo.py of releases 0.16 to 1.16; defaults are the
 last one's. Axolotl 0.19, which has TRL 1.9: core/trainers/grpo, core/builders/rl.py, utils/schemas/trl.py. Batches
@@ -18,13 +18,14 @@ from sim.convert.trainer_arguments.axolotl import MARK
 from sim.convert.trainer_arguments.grpo_engine import (
     NEWEST,
     OF_AXOLOTL,
+    OF_MS_SWIFT,
     UNTIL_027,
     Answers,
     Release,
     engine_of,
     shares_gpus,
 )
-from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_SCRIPT
+from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_SCRIPT, OF_SWIFT
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
@@ -39,6 +40,8 @@ READ = (
     *("temperature", "top_p", "top_k", "repetition_penalty", "vllm_tensor_parallel_size", "vllm_model_impl"),
     *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enable_prefix_caching", "disable_dropout"),
     *("async_prefetch", SERVER),
+    *(OF_SWIFT, "sleep_level", "offload_model", "offload_optimizer", "padding_free", "vllm_max_num_seqs"),
+    *("enforce_eager", "advantage_estimator", "vllm_enable_lora"),
 )
 # By key: TRL's default of release 1.16, and what it was before.
 DEFAULTS = {
@@ -68,7 +71,7 @@ TILES = (
     "log-probabilities are computed in tiles of logits, as TRL has it since 1.15; earlier releases had all logits of "
     "the answers at once (training.cross_entropy=unfused)"
 )
-SCORED = "log-probabilities: those of prompts are taken as computed, too, which TRL leaves out"
+SCORED = "log-probabilities: those of prompts are taken as computed, too, which the trainer leaves out"
 WITHOUT_ADAPTERS = (
     "rl.reference: it is the policy without its adapters; the memory of another copy of the parameters is counted here"
 )
@@ -86,7 +89,7 @@ def convert_grpo(file: Path, data: Mapping[str, Any], machine: Machine, seq_len:
     """
     s, rest = _settings(file, data)
     server = s.section(SERVER)
-    release = OF_AXOLOTL if MARK in data else UNTIL_027 if PROMPT in s.values else NEWEST
+    release = _release(s, data)
     _require_vllm(s)
     lengths, length = _lengths(s, server, seq_len, release, data)
     found = convert_deepspeed(file, rest | ({} if release.own else {"max_length": length}), machine, length)
@@ -114,6 +117,13 @@ def _settings(file: Path, data: Mapping[str, Any]) -> tuple[Settings, dict[str, 
     s = Settings(file, values, written={key: f"{SECTION}.{key}" for key in section})
     s.taken.add(LIGER)
     return s, rest
+
+
+def _release(s: Settings, data: Mapping[str, Any]) -> Release:
+    """Whose GRPO it is."""
+    if s.take(OF_SWIFT) is not None:
+        return OF_MS_SWIFT
+    return OF_AXOLOTL if MARK in data else UNTIL_027 if PROMPT in s.values else NEWEST
 
 
 def _require_vllm(s: Settings) -> None:
@@ -206,28 +216,32 @@ def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool
     # computes otherwise, and where an update comes before the last use of the answers
     updates_between = answers.accumulated % (answers.steps * times) != 0
     computed = s.flag(CORRECTION, default=True) or updates_between
-    asleep = s.flag("vllm_enable_sleep_mode") and shares
+    level = s.integer("sleep_level", 2 if s.flag("vllm_enable_sleep_mode") else 0)  # the first is ms-swift's
+    away = any([s.flag("offload_model"), s.flag("offload_optimizer")])
+    s.take("advantage_estimator")  # of ms-swift: sums of rewards, which the engine's answers give alike
     return {
         "prompts_per_step": answers.prompts,
         "generations_per_prompt": answers.each,
         **({} if shares else {"colocated": False}),
         **({"steps_off": 1} if ahead else {}),
-        "reference": _reference(s, "lora" in sections["training"]),
+        "reference": _reference(s, "lora" in sections["training"], shares),
         **({} if computed else {"log_probs": "engine"}),
         **_reward(s),
-        "sequences": "padded",
-        **({"sleep_level": 2 if asleep else 0, "offload_training": False} if shares else {}),
+        "sequences": "mean" if s.flag("padding_free") else "padded",
+        **({"sleep_level": level, "offload_training": away} if shares else {}),
     }
 
 
-def _reference(s: Settings, lora: bool) -> str:
-    """Where the reference is: it is loaded onto the GPU, unless `beta` is 0."""
+def _reference(s: Settings, lora: bool, shares: bool) -> str:
+    """Where the reference is: it is loaded onto the GPU, unless `beta` is 0; ms-swift's may leave it for the engine."""
     mixes, beta = s.flag("sync_ref_model"), s.number("beta", 0.0)
     if not beta:
         return "none"
     s.notes += [MIXED] if mixes else []
     s.notes += [WITHOUT_ADAPTERS] if lora else []
-    return "gpu"
+    return (
+        "host" if s.flag("offload_model") and shares and not lora else "gpu"
+    )  # grpo_trainer.py of ms-swift: `offload_context`
 
 
 def _reward(s: Settings) -> dict[str, Any]:

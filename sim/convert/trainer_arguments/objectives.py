@@ -34,6 +34,7 @@ OBJECTIVES = {
     "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
 }
 OF_SCRIPT = "objective of the script"  # a key of ours beside a command's arguments
+OF_SWIFT = "rlhf_type"  # of ms-swift alone
 KEYS = ("stage", "rl", OF_SCRIPT)
 OTHER = "trains for something else than next tokens"
 # Axolotl's switches (utils/schemas, integrations/gkd).

@@ -1,7 +1,8 @@
-"""ms-swift's `swift sft` and `swift pt`: Transformers' Trainer with arguments of its own, as `TrainingArguments`.
+"""ms-swift's `swift sft`, `pt` and `rlhf`: Transformers' Trainer with arguments of its own, as `TrainingArguments`.
 
-Names, defaults and presets: swift/arguments (sft_args.py, tuner_args.py, base_args) and swift/config of
-modelscope/ms-swift, November 2026; `sft_type` and `train_type` are older names of `tuner_type`.
+Names, defaults and presets: swift/arguments (sft_args.py, tuner_args.py, rlhf_args.py, base_args) and swift/config of
+modelscope/ms-swift, November 2026; `sft_type` and `train_type` are older names of `tuner_type`. GRPO has TRL's names;
+its `max_length` is that of a prompt, and `swift rollout` starts its server (rlhf_trainers/args_mixin.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from sim.convert.megatron.swift import processes_of
 from sim.convert.scripts.command_line import flags_of, words_of
 from sim.convert.settings import Machine
 from sim.convert.trainer_arguments.accelerate import of_accelerate
-from sim.convert.trainer_arguments.launched import LAUNCHERS, accelerate_config, typed
+from sim.convert.trainer_arguments.launched import LAUNCHERS, SERVER, accelerate_config, typed, without_server
+from sim.convert.trainer_arguments.objectives import OF_SCRIPT, OF_SWIFT
 from sim.core.errors import InputError
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
@@ -63,6 +65,14 @@ ZERO |= {
     "zero2-offload": ZERO["zero2_offload"] | _BEFORE_3,
     "zero3-offload": _THREE | {"offload_param": _ON_HOST} | _BEFORE_3,
 }
+# What `--rlhf_type` names otherwise than TRL's commands, and GRPO's arguments that TRL's GRPOConfig has otherwise.
+OBJECTIVES = {"rm": "reward"}
+GRPO = "grpo"
+OF_GRPO = {"cutoff_len": "max_prompt_length", "async_generate": "async_prefetch"} | {
+    "reward_model": "reward_model_name_or_path",
+    "vllm_enforce_eager": "enforce_eager",
+}
+DEFAULTS_OF_GRPO = {"gradient_accumulation_steps": 1, "beta": 0.04, "temperature": 0.9}
 FSDP2 = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
@@ -81,10 +91,12 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
         InputError: for other objectives than next tokens.
     """
     found = COMMAND.search(text)
-    if found is not None and found[1] not in ("sft", "pt"):
-        raise InputError(f"{file}: swift {found[1]}: can be converted: training on given texts (sft, pt)")
-    flags = flags_of(words_of(file, text, ends=True), listed=("target-modules", "lora-target-modules", "dataset"))
+    if found is not None and found[1] in ("grpo", "gkd"):
+        raise InputError(f"{file}: swift {found[1]}: can be converted: swift sft, pt and rlhf")
+    words, server = without_server(words_of(file, text, ends=True))
+    flags = flags_of(words, listed=("target-modules", "lora-target-modules", "dataset", "loss-type", "reward-model"))
     data = {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    objective = str(data.setdefault(OF_SWIFT, "dpo")) if found is not None and found[1] == "rlhf" else ""
     config = accelerate_config(file, text, data)
     data = of_accelerate(file, config) | {name: value for name, value in data.items() if name not in LAUNCHERS}
     data = DEFAULTS | {RENAMED.get(name, name): value for name, value in data.items()}
@@ -102,10 +114,21 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
     if CHECKPOINT not in data and _is_reentrant(data, processes):
         data[CHECKPOINT] = {"use_reentrant": True}
+    if objective:
+        data[OF_SCRIPT] = OBJECTIVES.get(objective, objective)
+    if objective == GRPO:
+        return _of_grpo(data, server), processes
     if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
         each = _whole(data["per_device_train_batch_size"])
         data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
     return data, processes
+
+
+def _of_grpo(data: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of GRPO by TRL's names, with what the server's own command says."""
+    renamed = {OF_GRPO.get(name, name): value for name, value in data.items()}
+    theirs = {name.removeprefix("vllm_"): value for name, value in server.items()}
+    return DEFAULTS_OF_GRPO | renamed | ({SERVER: theirs} if theirs else {})
 
 
 def _is_reentrant(data: dict[str, Any], processes: int | None) -> bool:
