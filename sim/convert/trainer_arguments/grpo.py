@@ -1,4 +1,4 @@
-"""GRPO of TRL, of Axolotl, which runs TRL's trainer, and of ms-swift, as a scenario with `rl`.
+"""GRPO and RLOO of TRL, GRPO of Axolotl, which runs TRL's trainer, and of ms-swift, as a scenario with `rl`.
 
 TRL: trl/trainer/grpo_config.py and grpo_trainer.py, trl/scripts/grpo.py of releases 0.16 to 1.16; defaults are the
 last one's. Axolotl 0.19, which has TRL 1.9: core/trainers/grpo, core/builders/rl.py, utils/schemas/trl.py. Batches
@@ -25,7 +25,7 @@ from sim.convert.trainer_arguments.grpo_engine import (
     engine_of,
     shares_gpus,
 )
-from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_SCRIPT, OF_SWIFT
+from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_RLOO, OF_SCRIPT, OF_SWIFT, is_rloo
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
@@ -41,7 +41,7 @@ READ = (
     *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enable_prefix_caching", "disable_dropout"),
     *("async_prefetch", SERVER),
     *(OF_SWIFT, "sleep_level", "offload_model", "offload_optimizer", "padding_free", "vllm_max_num_seqs"),
-    *("enforce_eager", "advantage_estimator", "vllm_enable_lora"),
+    *("enforce_eager", "advantage_estimator", "vllm_enable_lora", *OF_RLOO),
 )
 # By key: TRL's default of release 1.16, and what it was before.
 DEFAULTS = {
@@ -50,6 +50,11 @@ DEFAULTS = {
     "beta": "0 and so no reference (before 0.19 0.04)",
     CORRECTION: "true and so log-probabilities of the policy (before 0.23 with num_iterations above 1 alone)",
     "temperature": "1 (before 0.18 0.9, with top_k 50)",
+}
+DEFAULTS_OF_RLOO = {
+    **{key: DEFAULTS[key] for key in ("vllm_mode", ANSWER)},
+    COUNT: "2",
+    "beta": "0.05 and so a reference",
 }
 BY_DEFAULT = "defaults of TRL 1.16: {}"
 OLDER = f"{PROMPT}: is a key of TRL until 0.27, whose defaults are taken: vllm_mode server, {ANSWER} 256"
@@ -96,9 +101,9 @@ def convert_grpo(file: Path, data: Mapping[str, Any], machine: Machine, seq_len:
     sections = {key: found.scenario[key] for key in ("model", "training", "parallelism")}
     s.notes += _defaults(s, release)
     _loss(s, sections, release.tiled)
-    shares, answers = shares_gpus(s, release), _answers(s, sections)
+    shares, answers = shares_gpus(s, release), _answers(s, sections, release.each)
     engine = engine_of(s, server, shares, answers, sections, release)
-    sections["rl"] = _rl(s, answers, sections, shares) | lengths | {"generation": engine}
+    sections["rl"] = _rl(s, answers, sections, shares, release.beta) | lengths | {"generation": engine}
     s.missing.update(LENGTHS)
     s.notes[:0] = [note for note in found.notes if note != FULL_LENGTH]
     return s.converted("grpo", machine, sections)
@@ -120,10 +125,12 @@ def _settings(file: Path, data: Mapping[str, Any]) -> tuple[Settings, dict[str, 
 
 
 def _release(s: Settings, data: Mapping[str, Any]) -> Release:
-    """Whose GRPO it is."""
+    """Whose GRPO it is, or RLOO."""
+    s.taken |= {*OF_RLOO}  # of a few numbers a token
     if s.take(OF_SWIFT) is not None:
         return OF_MS_SWIFT
-    return OF_AXOLOTL if MARK in data else UNTIL_027 if PROMPT in s.values else NEWEST
+    found = OF_AXOLOTL if MARK in data else UNTIL_027 if PROMPT in s.values else NEWEST
+    return found._replace(each=2, beta=0.05) if is_rloo(data) else found  # trl/trainer/rloo_config.py
 
 
 def _require_vllm(s: Settings) -> None:
@@ -135,9 +142,10 @@ def _require_vllm(s: Settings) -> None:
 
 def _defaults(s: Settings, release: Release) -> list[str]:
     """Name the defaults that other releases of TRL have otherwise."""
-    if release is not NEWEST:
-        return [OLDER] if release is UNTIL_027 else []
-    left = [f"{key} {value}" for key, value in DEFAULTS.items() if key not in s.values]
+    if release.name != NEWEST.name:
+        return [OLDER] if release.name == UNTIL_027.name else []
+    usual = DEFAULTS_OF_RLOO if release.each != NEWEST.each else DEFAULTS
+    left = [f"{key} {value}" for key, value in usual.items() if key not in s.values]
     return [BY_DEFAULT.format(", ".join(left))] if left else []
 
 
@@ -163,14 +171,14 @@ def _lengths(
     return {key: {"max": size} if size and size < length else {} for key, size in most.items()}, length
 
 
-def _answers(s: Settings, sections: Mapping[str, Any]) -> Answers:
-    """Sizes of a step.
+def _answers(s: Settings, sections: Mapping[str, Any], each_prompt: int) -> Answers:
+    """Sizes of a step. `each_prompt`: answers to a prompt, by default.
 
     Raises:
         InputError: where generations and updates do not end together, or a generation has no whole prompts.
     """
     training, dp = sections["training"], sections["parallelism"]["dp"]
-    micro, count = training["micro_batch_size"], s.size(COUNT, 8)
+    micro, count = training["micro_batch_size"], s.size(COUNT, each_prompt)
     if micro < 1:
         raise InputError(f"{s.file}: the micro-batch of a rank: found {micro}; must be at least 1")
     each = micro * dp
@@ -205,8 +213,8 @@ def _loss(s: Settings, sections: dict[str, Any], tiled: bool) -> None:
         training["lora"] = {key: value for key, value in training["lora"].items() if key != "dropout"}
 
 
-def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool) -> dict[str, Any]:
-    """The section `rl` without lengths and engine."""
+def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool, beta: float) -> dict[str, Any]:
+    """The section `rl` without lengths and engine. `beta`: the reference's, by default."""
     if (times := s.size("num_iterations", 1)) > 1:
         s.notes.append(EPOCHS.format(times))
     ahead = s.flag("async_prefetch") and not shares
@@ -224,7 +232,7 @@ def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool
         "generations_per_prompt": answers.each,
         **({} if shares else {"colocated": False}),
         **({"steps_off": 1} if ahead else {}),
-        "reference": _reference(s, "lora" in sections["training"], shares),
+        "reference": _reference(s, "lora" in sections["training"], shares, beta),
         **({} if computed else {"log_probs": "engine"}),
         **_reward(s),
         "sequences": "mean" if s.flag("padding_free") else "padded",
@@ -232,9 +240,9 @@ def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool
     }
 
 
-def _reference(s: Settings, lora: bool, shares: bool) -> str:
+def _reference(s: Settings, lora: bool, shares: bool, usual: float) -> str:
     """Where the reference is: it is loaded onto the GPU, unless `beta` is 0; ms-swift's may leave it for the engine."""
-    mixes, beta = s.flag("sync_ref_model"), s.number("beta", 0.0)
+    mixes, beta = s.flag("sync_ref_model"), s.number("beta", usual)
     if not beta:
         return "none"
     s.notes += [MIXED] if mixes else []

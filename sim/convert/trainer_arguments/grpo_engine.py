@@ -39,7 +39,8 @@ class Release(NamedTuple):
     """What a release has by default and does. `answer`: tokens of an answer at most, None without a limit; `share`:
     of the GPU's memory for the engine beside the trainer; `vllm`, `engine`: the newest that it allows, and its record
     here; `tiled`: log-probabilities come from tiles of logits; `own`: Axolotl, whose sizes of the engine stand in its
-    section `vllm`; `swift`: ms-swift, whose engine has vLLM's tokens an iteration."""
+    section `vllm`; `swift`: ms-swift, whose engine has vLLM's tokens an iteration; `each`: answers to
+    a prompt; `beta`: of the reference."""
 
     name: str
     mode: str
@@ -50,12 +51,14 @@ class Release(NamedTuple):
     tiled: bool = False
     own: bool = False
     swift: bool = False
+    each: int = 8
+    beta: float = 0.0
 
 
 NEWEST = Release("TRL 1.16", "colocate", 512, 0.3, "vLLM 0.31.0", "vllm-0.31", tiled=True)
 UNTIL_027 = Release("TRL 0.27", "server", 256, 0.3, "vLLM 0.12.0", "vllm-0.11")
 OF_AXOLOTL = Release("TRL 1.9 of Axolotl 0.19", "server", None, 0.9, "vLLM 0.25.1", "vllm-0.21", own=True)
-OF_MS_SWIFT = Release("ms-swift 4.6", "colocate", 512, 0.9, "vLLM 0.23.0", "vllm-0.21", swift=True)
+OF_MS_SWIFT = Release("ms-swift 4.6", "colocate", 512, 0.9, "vLLM 0.23.0", "vllm-0.21", swift=True, beta=0.04)
 
 
 class Answers(NamedTuple):

@@ -72,7 +72,7 @@ OF_GRPO = {"cutoff_len": "max_prompt_length", "async_generate": "async_prefetch"
     "reward_model": "reward_model_name_or_path",
     "vllm_enforce_eager": "enforce_eager",
 }
-DEFAULTS_OF_GRPO = {"gradient_accumulation_steps": 1, "beta": 0.04, "temperature": 0.9}
+DEFAULTS_OF_GRPO = {"gradient_accumulation_steps": 1, "temperature": 0.9}
 FSDP2 = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"version": 2, "reshard_after_forward": True, "activation_checkpointing": True},

@@ -154,7 +154,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "use_vllm: is missing, which is false; must be true: answers by Transformers' generate",
         ),
         ("a.sh", STARTS.format("train_grpo_vllm.py"), "use_vllm: is missing, which is false; must be true"),
-        ("a.sh", STARTS.format("rloo.py"), "rloo.py: generates answers in each step"),
+        ("a.sh", STARTS.format("rloo.py"), "use_vllm: is missing, which is false; must be true"),
+        ("a.sh", STARTS.format("rloo.py --rloo_k 2"), "rloo_k, a key of TRL's PPO: generates answers in each step"),
         ("a.sh", "trl kto --per_device_train_batch_size 1", "kto: has a reference model read each answer, too"),
     ],
 )
