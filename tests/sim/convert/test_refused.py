@@ -17,6 +17,8 @@ from tests.sim.convert.launch_files import MEGATRON, MEMORY_BUDGET, NO_WORDS, SP
         ("a.py", "def f(:\n", "not Python"),
         ("a.py", "x = 1\n", "holds no torchtitan config"),
         ("a.py", "from trl import KTOTrainer\n", "such as TrainingConfig; of trl, give its command, or a YAML or JSON"),
+        ("a.py", "from unsloth import X\nfrom trl import SFTTrainer\n", "; of unsloth, give its command, or a YAML"),
+        ("a.py", "import torch\n", "a script's own step can be recorded instead (docs/programs_script.md)"),
         ("a.sh", "echo hello\n", "whose configuration it is cannot be told"),
         ("a.sh", " \n", "a.sh: is empty; a trainer's configuration or a launch script is wanted"),
         ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
