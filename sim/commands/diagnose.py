@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from sim.traces.diagnosis import Diagnosis, Waiting
     from sim.traces.recording import Recording
 
-NO_TIMES = "is a captured program, which has no recorded times; `stepsim replay` simulates one, and its --straggler slows a rank"
+NO_TIMES = (
+    "is a captured program, which has no recorded times; `stepsim replay` simulates one, and its --straggler slows "
+    "a rank"
+)
 RANKS_SHOWN, WAITS_SHOWN, NAME = 5, 5, 60
 
 
