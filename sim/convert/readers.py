@@ -205,6 +205,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.trainer_arguments.scenario import is_training_arguments
+    from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
     from sim.convert.verl import convert_verl_config
     from sim.convert.verl_files import is_verl_config
     from sim.convert.yaml_aliases import parsed
@@ -238,6 +239,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     if is_gpt_neox(data):
         return convert_gpt_neox(file, data, asked.machine)
     refuse_other_trainer(file, data)
+    if is_swift_config(data):
+        data = arguments_of(data, {}, asked.machine.gpus)
     if not (asked.told or is_training_arguments(data)):
         raise not_told(file)
     return _of_arguments(file, data, asked.machine, asked.seq_len)

@@ -159,7 +159,8 @@ def _lengths(
     """
     prompt, answer = s.whole(PROMPT), s.whole(ANSWER) or release.answer
     contexts = [*(s.whole(key) for key in CONTEXT), server.whole("max_model_len")]
-    length = longest or (prompt + answer if prompt and answer else next(filter(None, contexts), None))
+    cuts = [prompt + answer] if prompt and answer else []  # the engine ends answers at its own limit, too
+    length = longest or min([*cuts, *filter(None, contexts)], default=None)
     if length is None and release.own:
         length = Settings(s.file, data).whole("sequence_len")
         s.notes += [LONGEST] if length else []

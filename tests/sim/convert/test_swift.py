@@ -198,3 +198,27 @@ def test_grpo_with_a_server(tmp_path: Path) -> None:
     assert "no command of the server" not in notes
     said = refused(tmp_path, "a.sh", ANSWERS.replace("--use_vllm true", ""), *OF_RL)
     assert "use_vllm: is missing, which is false" in said
+
+
+def test_a_file_of_arguments(tmp_path: Path) -> None:
+    """swift/cli/main.py: `parse_yaml_args`. Adapters and recomputation are the default there, too."""
+    text = "model: Qwen/Qwen3-8B\ntorch_dtype: bfloat16\nper_device_train_batch_size: 4\nmax_length: 2048\n"
+    data, notes = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "4")
+    t = data["training"]
+    assert (t["lora"], t["recompute"], t["seq_len"]) == ({"rank": 8, "dropout": 0.05}, "full", 2048)
+    assert (t["micro_batch_size"], t["global_batch_size"]) == (4, 16)
+    assert "not expressed" not in notes
+    command = "NPROC_PER_NODE=4 swift sft sft.yaml --tuner_type full --max_length 4096\n"
+    data, _ = converted(tmp_path, "a.sh", command, "--cluster", "dgx-h100")
+    assert (data["training"]["seq_len"], data["model"]) == (4096, "hf://Qwen/Qwen3-8B")
+    assert "lora" not in data["training"]
+    said = refused(tmp_path, "a.sh", command.replace("sft.yaml", "x.yaml"), "--cluster", "dgx-h100")
+    assert "names x.yaml, which is not there" in said
+    pairs = converted(tmp_path, "b.yaml", text + "rlhf_type: orpo\n", "--cluster", "dgx-h100", "--gpus", "4")[0]
+    assert pairs["training"]["preference"] == {"loss": "orpo"}
+
+
+def test_the_engines_limit_ends_answers(tmp_path: Path) -> None:
+    """Prompts and answers of 1,536 tokens at most, of which the engine has 1,200."""
+    data = converted(tmp_path, "a.sh", ANSWERS.rstrip() + " --vllm_max_model_len 1200\n", *OF_RL)[0]
+    assert data["training"]["seq_len"] == 1200
