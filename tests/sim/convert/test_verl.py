@@ -75,6 +75,12 @@ def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
     assert "not expressed" not in said
 
 
+def test_answers_of_one_length_are_said(tmp_path: Path) -> None:
+    assert "rl.output_len.sigma: is 0, so all answers have the mean length" in converted_rl(tmp_path, COMMAND)[1]
+    spread = converted_rl(tmp_path, COMMAND, "--set", "rl.output_len.sigma=0.5")[1]
+    assert "no long one is waited for" not in spread
+
+
 @pytest.mark.parametrize(("strategy", "found"), [("fsdp2", ["cpu", True]), ("fsdp", [None, None])])
 def test_the_second_fsdps_offload_policy(tmp_path: Path, strategy: str, found: list[object]) -> None:
     actor = "actor_rollout_ref.actor"
