@@ -77,8 +77,8 @@ def _equal_answers(scenario: Mapping[str, Any]) -> list[str]:
 @convert_options
 def main(file: Path, options: ConvertOptions) -> None:
     """Turn another program's configuration into a scenario: a Megatron-LM launch script, a YAML of Megatron-Bridge,
-    NeMo or NeMo 2, a config of an MLPerf submission, a command of verl, slime or OpenRLHF, a config of NeMo RL or
-    prime-rl, GRPO of TRL or Axolotl, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers'
+    NeMo or NeMo 2, a config of an MLPerf submission, a command of verl, slime or OpenRLHF, a config of verl, NeMo RL or
+    prime-rl, GRPO of TRL, Axolotl or ms-swift, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers'
     TrainingArguments (JSON or YAML), a config of LLaMA-Factory, TRL, Axolotl, torchtune, LitGPT, ms-swift, nanotron,
     LLM Foundry, GPT-NeoX or OLMo-core, or command lines of vLLM, SGLang or TensorRT-LLM with those of their benchmarks.
     FILE is not executed. Settings without a key become comments.
