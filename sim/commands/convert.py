@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from sim.core.files import write_text
 
 CLUSTER_HELP = (
     "the cluster it runs on (`stepsim clusters` lists them), or one such as '{gpu: rtx4090, gpus_per_node: 4}'"
+)
+
+EQUAL_ANSWERS = (
+    "rl.output_len.sigma: is 0, so all answers have the mean length and no long one is waited for, which may be half "
+    "of generation (docs/rl.md): --set rl.output_len.sigma=0.8 spreads them"
 )
 
 
@@ -58,13 +64,21 @@ convert_options = gathered(
 )
 
 
+def _equal_answers(scenario: Mapping[str, Any]) -> list[str]:
+    """A note where no answer is longer than the mean, so that none is waited for."""
+    if not isinstance(rl := scenario.get("rl"), dict):
+        return []
+    lengths = rl.get("output_len")
+    return [] if isinstance(lengths, dict) and lengths.get("sigma") else [EQUAL_ANSWERS]
+
+
 @click.command("convert", cls=Command)
 @click.argument("file", type=FILE, metavar="FILE")
 @convert_options
 def main(file: Path, options: ConvertOptions) -> None:
     """Turn another program's configuration into a scenario: a Megatron-LM launch script, a YAML of Megatron-Bridge,
-    NeMo or NeMo 2, a config of an MLPerf submission, a command of verl, slime or OpenRLHF, a config of NeMo RL or
-    prime-rl, GRPO of TRL or Axolotl, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers'
+    NeMo or NeMo 2, a config of an MLPerf submission, a command of verl, slime or OpenRLHF, a config of verl, NeMo RL or
+    prime-rl, GRPO of TRL, Axolotl or ms-swift, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers'
     TrainingArguments (JSON or YAML), a config of LLaMA-Factory, TRL, Axolotl, torchtune, LitGPT, ms-swift, nanotron,
     LLM Foundry, GPT-NeoX or OLMo-core, or command lines of vLLM, SGLang or TensorRT-LLM with those of their benchmarks.
     FILE is not executed. Settings without a key become comments.
@@ -91,11 +105,12 @@ def main(file: Path, options: ConvertOptions) -> None:
         if isinstance(section, dict) and section.get(name) is None:
             raise InputError(f"{file}: does not give {setting}: add --set {key}=N")
     parse_scenario(scenario, str(file))  # says what cannot be
-    head = [f"Converted from {file.name} by `stepsim convert`.", *found.notes]
+    notes = [*found.notes, *_equal_answers(scenario)]
+    head = [f"Converted from {file.name} by `stepsim convert`.", *notes]
     text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(scenario, sort_keys=False, width=120)
     if options.out is None:
         click.echo(text, nl=False)
     else:
         write_text(options.out, text)
-        for note in found.notes:
+        for note in notes:
             click.echo(f"note: {note}", err=True)

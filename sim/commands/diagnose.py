@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sim.traces.diagnosis import Diagnosis, Waiting
     from sim.traces.recording import Recording
 
+NO_TIMES = (
+    "is a captured program, which has no recorded times; `stepsim replay` simulates one, and its --straggler slows "
+    "a rank"
+)
 RANKS_SHOWN, WAITS_SHOWN, NAME = 5, 5, 60
 
 
@@ -30,9 +34,12 @@ RANKS_SHOWN, WAITS_SHOWN, NAME = 5, 5, 60
 def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, report: Report) -> None:
     """Find the slow rank in recorded traces of several ranks: who waits for it, what its repair would gain, and the
     operators behind it."""
+    from sim.core.errors import InputError
     from sim.traces.diagnosis import as_json, diagnose
-    from sim.traces.reading import load
+    from sim.traces.reading import are_programs, load
 
+    if are_programs(traces):
+        raise InputError(f"{traces[0]}: {NO_TIMES}")
     recording = load(traces, step, groups)
     found = diagnose(recording)
     report.show(as_json(found, recording), None, lambda _: _print(found, recording))

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 FOUND = re.compile(r"found [^;]*; ")
 TIED = 0.02  # of a step: errors of one scenario differ by more between quiet real runs (docs/real_runs.md)
+NOT_TRIED = (  # where no layout fits
+    "Not tried: more GPUs (--gpus N), states on the host (training.optimizer_offload, parameter_offload), adapters "
+    "(training.lora), their frozen weights in 4 bits (training.lora.weights=nf4)."
+)
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
 
@@ -115,7 +119,7 @@ def _none_fits(result: SearchResult) -> str:
     if result.counts["refused"] or result.too_large_bytes is None:
         return "No legal layout fits in memory and can be simulated."
     least = f"at least {n_bytes(result.too_large_bytes)} on its fullest GPU"
-    return f"No legal layout fits in memory; the one that needs least needs {least}."
+    return f"No legal layout fits in memory; the one that needs least needs {least}.\n{NOT_TRIED}"
 
 
 def _reasons(reasons: Iterable[str]) -> list[str]:

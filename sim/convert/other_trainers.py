@@ -21,10 +21,7 @@ ALIKE = (
     ("VeOmni", ("train.data_parallel_mode",), "", ""),
     ("VeOmni", ("model.model_path", "train.micro_batch_size"), "", ""),
 )
-OTHERS = (
-    ("verl", ("actor_rollout_ref",)),
-    ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
-)
+OTHERS = (("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),)
 READ = (
     "Megatron-Bridge, NeMo, NeMo 2, NeMo RL, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
     "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX, OLMo-core"

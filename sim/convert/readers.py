@@ -205,6 +205,9 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.trainer_arguments.scenario import is_training_arguments
+    from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
+    from sim.convert.verl import convert_verl_config
+    from sim.convert.verl_files import is_verl_config
     from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
 
@@ -213,6 +216,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     refuse_alike(file, data)
+    if is_verl_config(data):
+        return convert_verl_config(file, data, asked.machine)
     if is_nemo_rl(data):
         return convert_nemo_rl(file, data, asked.machine)
     if is_olmo_core(data):
@@ -234,6 +239,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     if is_gpt_neox(data):
         return convert_gpt_neox(file, data, asked.machine)
     refuse_other_trainer(file, data)
+    if is_swift_config(data):
+        data = arguments_of(data, {}, asked.machine.gpus)
     if not (asked.told or is_training_arguments(data)):
         raise not_told(file)
     return _of_arguments(file, data, asked.machine, asked.seq_len)

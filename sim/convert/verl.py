@@ -1,4 +1,4 @@
-"""verl's command of PPO, GRPO and their kin, `python3 -m verl.trainer.main_ppo key=value …`, as a scenario with `rl`.
+"""verl's PPO, GRPO and their kin, `python3 -m verl.trainer.main_ppo key=value …` or a whole YAML, with `rl`.
 
 Names and defaults: verl 0.9.1, trainer/config/_generated_ppo_trainer.yaml and _generated_ppo_megatron_trainer.yaml. A
 mini-batch has `ppo_mini_batch_size` prompts with all of their answers (trainer/ppo/ray_trainer.py). FSDP keeps its
@@ -8,6 +8,7 @@ parameters in fp32, computes in bf16 and reduces in fp32, and the reference is o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from msgspec.structs import replace
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import words_behind, words_of
 from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
-from sim.convert.verl_critic import critic_of
+from sim.convert.verl_critic import critic_of, of_critic
+from sim.convert.verl_files import as_usual, named_config, settings_of
 from sim.convert.verl_megatron import by_megatron
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
 MODULE = "verl.trainer.main_ppo"
+BATCH = "data.train_batch_size"
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 OF_FSDP, OF_MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
 ENGINE_OF_ALL, STRATEGY = "model_engine", f"{ACTOR}.strategy"  # the first chooses the actor's config, since 0.7
@@ -54,7 +57,7 @@ PACKS = (
 
 def is_verl(text: str) -> bool:
     """Tell whether a script has verl's command of this kind, with arguments in it."""
-    return MODULE in text and "data.train_batch_size" in text
+    return MODULE in text and any(word in text for word in (BATCH, CONFIG))
 
 
 def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
@@ -63,8 +66,21 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     Raises:
         InputError: for an estimator that needs further answers, an unknown model, and sizes that do not divide.
     """
-    values, megatron = _arguments(file, text)
-    s = Settings(file, values, text=text)
+    values, megatron, notes = _arguments(file, text)
+    return _converted(Settings(file, values, text=text, notes=notes), machine, megatron)
+
+
+def convert_verl_config(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:
+    """The scenario of a whole config.
+
+    Raises:
+        InputError: as `convert_verl` does.
+    """
+    values, inherited = settings_of(file, data)
+    return _converted(Settings(file, values), machine, _by_whom(file, values, inherited))
+
+
+def _converted(s: Settings, machine: Machine, megatron: bool) -> Converted:
     estimator = str(s.take("algorithm.adv_estimator", "gae"))
     if estimator not in (WITH_CRITIC, *WITHOUT_CRITIC):
         problem = f"found {show(estimator)}; needs further answers, which are not simulated; can be converted"
@@ -80,24 +96,42 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
         "rl": _rl(s, megatron) | (critic_of(s, model) if estimator == WITH_CRITIC else {}),
     }
     _by_model(s, sections)
+    s.taken |= as_usual(s.file, s.values) | (set() if estimator == WITH_CRITIC else of_critic(s))
     s.missing.update(LENGTHS)
     return s.converted("verl", machine, sections)
 
 
-def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool]:
-    """What the command sets, by key, and whether Megatron trains."""
+def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool, list[str]]:
+    """What the command and the config that it names set, by key, whether Megatron trains, and notes."""
     behind = words_behind(file, words_of(file, text, ends=True), MODULE)
     pairs = (word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~")))
     values = {key: _typed(value) for key, value in pairs}
-    configs = [word for before, word in pairwise(["", *behind]) if CONFIG in (before, word.partition("=")[0])]
-    named = [NAMED_MEGATRON for word in configs if NAMED_MEGATRON in word]
+    inherited, notes = list[str](), list[str]()
+    if name := _option(behind, CONFIG):
+        config, inherited, note = named_config(file, text, name)
+        if note and BATCH not in values:
+            raise InputError(note)
+        values, notes = config | values, [note] if note else []
+    return values, _by_whom(file, values, inherited), notes
+
+
+def _option(words: list[str], option: str) -> str:
+    """The value of a command's option, behind it or behind an equals sign; empty without it."""
+    behind = (after for word, after in pairwise([*words, ""]) if word == option)
+    joined = (value for name, _, value in (word.partition("=") for word in words) if name == option)
+    return next((word.strip("'\"") for word in (*behind, *joined)), "")
+
+
+def _by_whom(file: Path, values: Mapping[str, Any], inherited: list[str]) -> bool:
+    """Whether Megatron trains, by what is set and by the configs that are inherited."""
+    named = [NAMED_MEGATRON for word in inherited if NAMED_MEGATRON in word]
     for key in (ENGINE_OF_ALL, STRATEGY):
         if (trainer := values.get(key)) is not None:
             if trainer not in TRAINERS:
                 known = ", ".join(TRAINERS)
                 raise InputError(f"{file}: {key}: found {show(trainer)}; can be converted: {known}")
-            named.append(trainer)
-    return values, NAMED_MEGATRON in named
+            named.append(str(trainer))
+    return NAMED_MEGATRON in named
 
 
 def _typed(value: str) -> Any:
@@ -212,7 +246,7 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
     s.taken |= {*(f"{REF}.fsdp_config.{key}" for key in ("param_offload", "offload_policy")), *_as_the_actor(s)}
     joined = s.flag(f"{MODEL}.use_remove_padding", True)
     return {
-        "prompts_per_step": s.size("data.train_batch_size", 1024),
+        "prompts_per_step": s.size(BATCH, 1024),
         "generations_per_prompt": s.size(f"{ROLLOUT}.n", 1),
         "prompt_len": {"max": s.size(PROMPT, 512)},
         "output_len": {"max": s.size(ANSWER, 512)},
@@ -226,8 +260,8 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
 
 
 def _as_the_actor(s: Settings) -> set[str]:
-    """The reference's keys of Megatron that repeat the actor's: it has the policy's layout here."""
-    of_reference = [key for key in s.values if key.startswith(f"{REF}.megatron.")]
+    """The reference's keys that repeat the actor's: it has the policy's layout here."""
+    of_reference = [key for key in s.values if key.startswith(f"{REF}.")]
     return {key for key in of_reference if s.values[key] == s.values.get(key.replace(REF, ACTOR, 1))}
 
 

@@ -39,10 +39,14 @@ def critic_of(s: Settings, model: str) -> dict[str, str]:
         problem = f"found {mini_batch}; a critic is simulated with the policy's (ppo_mini_batch_size of the actor)"
         raise InputError(f"{s.place(MINI_BATCH)}: {problem}")
     away = [s.flag(f"{CRITIC}.{part}.{what}_offload") for part in STATES for what in ("param", "optimizer", "grad")]
-    own = {key for key in s.values if key.startswith(f"{CRITIC}.")}
-    s.taken |= {key for key in own if s.values[key] == s.values.get(_of_policy(key))}
+    s.taken |= {key for key in of_critic(s) if s.values[key] == s.values.get(_of_policy(key))}
     s.notes.append("; ".join([OTHERS, *_degrees(s)]))
     return {"critic": "host" if any(away) else "gpu"}
+
+
+def of_critic(s: Settings) -> set[str]:
+    """The names of the critic's settings."""
+    return {name for name in s.values if name.startswith(f"{CRITIC}.")}
 
 
 def _degrees(s: Settings) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -40,7 +41,13 @@ def open_explorer(document: Document, path: Path, base: tuple[str, ...] = ()) ->
     def draw(_event: Event) -> None:
         if waiting in document.roots:  # a browser that comes back says again that it is ready
             document.remove_root(waiting)
-            Explorer(document, scenario, path, base, sheet).show()
+            try:
+                Explorer(document, scenario, path, base, sheet).show()
+            except Exception as error:
+                said = styled(sheet, fragment("failed", scenario.name, f"{type(error).__name__}: {error}"), "failed")
+                said.margin = MARGIN
+                document.add_root(said)
+                traceback.print_exc()  # raised again, Bokeh would not send the page
 
     document.on_event(DocumentReady, draw)
 

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from topology.spec import GpuSpec
 
 TO_CHECK = (  # where a measured step is far from the simulated one
-    "check that framework, recompute and micro-batch are the run's, and that the time is a median without the first "
-    "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace; "
-    "docs/slower_than_simulated.md has more checks, in order"
+    "check framework, recompute and micro-batch, and that it is a median without the first steps "
+    "(docs/slower_than_simulated.md)"
 )
 SET_IS_CHANGE = "a --set that the measured run had belongs in the scenario's file"
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON

@@ -7,7 +7,14 @@ from typing import Any
 
 from sim.core.units import count, counted, seconds
 from sim.search.engine_options import choice_words
-from sim.search.serving_found import CurvePoint, FewestGpus, RefusedLayout, ServingLayout, ServingSearchResult
+from sim.search.serving_found import (
+    CurvePoint,
+    FewestGpus,
+    RefusedLayout,
+    ServedRate,
+    ServingLayout,
+    ServingSearchResult,
+)
 from sim.serve.results.records import STATISTICS
 from sim.studies.promised_latencies import QUANTITIES, parse_slo
 from sim.views.headline import Number
@@ -109,6 +116,8 @@ def same_host_words(engines: Sequence[str]) -> str:
 
 
 def _headline(result: ServingSearchResult) -> list[Number]:
+    promised = parse_slo(",".join(result.slo))
+    kinds = {promise.quantity for promise in promised}
     why = nearest_words(result) if result.best else "no layout can be simulated"
     numbers = [Number("Highest rate", "none", why, "bad")]
     best = next((row for row in result.best if row.highest), None)
@@ -120,8 +129,8 @@ def _headline(result: ServingSearchResult) -> list[Number]:
         numbers = [
             highest,
             Number("Output tokens/s/GPU", count(best.highest.output_tokens_per_s_per_gpu), ""),
-            Number("Time to first token", seconds(best.highest.time_to_first_token_s.p99), "99th percentile"),
-            Number("Time per output token", seconds(best.highest.time_per_output_token_s.p99), "99th percentile"),
+            *(_latency(best.highest, p.quantity, p.statistic, f"{p.words} is promised") for p in promised),
+            *(_latency(best.highest, name, "p99", "p99") for name in ("ttft", "tpot") if name not in kinds),
         ]
     wanted, fewest = result.wanted_rate_per_s, result.fewest_gpus
     if wanted is not None:
@@ -130,6 +139,12 @@ def _headline(result: ServingSearchResult) -> list[Number]:
         note = f"for {wanted:g} requests/s" + ("" if fewest is None else f", {row_words(fewest)}")
         numbers.append(Number("Fewest GPUs", said, note, "bad" if fewest is None else ""))
     return numbers
+
+
+def _latency(found: ServedRate, quantity: str, statistic: str, note: str) -> Number:
+    """One latency at the highest rate: a promised one beside its promise."""
+    words = LATENCIES[quantity].partition(":")[0].partition(",")[0]
+    return Number(words[0].upper() + words[1:], seconds(getattr(getattr(found, QUANTITIES[quantity]), statistic)), note)
 
 
 def _figure(curve: Sequence[CurvePoint]) -> Any:

@@ -46,7 +46,10 @@ ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 LARGEST = 2**62
 UNREAD = "?"  # stands for a table: keys whose values are no plain ones
 OF_RL = re.compile(r"(?m)^\s*(from|import) torchtitan\.experiments\.rl\b")
+# Of other programs a Python script is not executed to read what it sets.
+RECORDED = "a script's own step can be recorded instead (docs/programs_script.md)"
 OTHER_TRAINERS = (
+    "unsloth",  # whose scripts import TRL's trainer, too
     "trl",
     "transformers",
     "deepspeed",
@@ -80,8 +83,9 @@ def of_python(file: Path, text: str, function: str | None) -> dict[str, dict[str
     tables = _tables(file, tree, root)
     if not {*tables} - {UNREAD}:
         other = next((name for name in OTHER_TRAINERS if re.search(rf"^\s*(from|import) {name}\b", text, re.M)), None)
-        way = f"; of {other}, give its command, or a YAML or JSON with its arguments" if other else ""
-        raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig{way}")
+        way = f"of {other}, give its command, or a YAML or JSON with its arguments; " if other else ""
+        no_config = "holds no torchtitan config: no call of a class such as TrainingConfig"
+        raise InputError(f"{file}: {no_config}; {way}{RECORDED}")
     return tables
 
 

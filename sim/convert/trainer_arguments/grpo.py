@@ -1,4 +1,4 @@
-"""GRPO of TRL, and of Axolotl, which runs TRL's trainer, as a scenario with `rl`.
+"""GRPO and RLOO of TRL, GRPO of Axolotl, which runs TRL's trainer, and of ms-swift, as a scenario with `rl`.
 
 TRL: trl/trainer/grpo_config.py and grpo_trainer.py, trl/scripts/grpo.py of releases 0.16 to 1.16; defaults are the
 last one's. Axolotl 0.19, which has TRL 1.9: core/trainers/grpo, core/builders/rl.py, utils/schemas/trl.py. Batches
@@ -18,13 +18,14 @@ from sim.convert.trainer_arguments.axolotl import MARK
 from sim.convert.trainer_arguments.grpo_engine import (
     NEWEST,
     OF_AXOLOTL,
+    OF_MS_SWIFT,
     UNTIL_027,
     Answers,
     Release,
     engine_of,
     shares_gpus,
 )
-from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_SCRIPT
+from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_RLOO, OF_SCRIPT, OF_SWIFT, is_rloo
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
@@ -39,6 +40,8 @@ READ = (
     *("temperature", "top_p", "top_k", "repetition_penalty", "vllm_tensor_parallel_size", "vllm_model_impl"),
     *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enable_prefix_caching", "disable_dropout"),
     *("async_prefetch", SERVER),
+    *(OF_SWIFT, "sleep_level", "offload_model", "offload_optimizer", "padding_free", "vllm_max_num_seqs"),
+    *("enforce_eager", "advantage_estimator", "vllm_enable_lora", *OF_RLOO),
 )
 # By key: TRL's default of release 1.16, and what it was before.
 DEFAULTS = {
@@ -47,6 +50,11 @@ DEFAULTS = {
     "beta": "0 and so no reference (before 0.19 0.04)",
     CORRECTION: "true and so log-probabilities of the policy (before 0.23 with num_iterations above 1 alone)",
     "temperature": "1 (before 0.18 0.9, with top_k 50)",
+}
+DEFAULTS_OF_RLOO = {
+    **{key: DEFAULTS[key] for key in ("vllm_mode", ANSWER)},
+    COUNT: "2",
+    "beta": "0.05 and so a reference",
 }
 BY_DEFAULT = "defaults of TRL 1.16: {}"
 OLDER = f"{PROMPT}: is a key of TRL until 0.27, whose defaults are taken: vllm_mode server, {ANSWER} 256"
@@ -68,7 +76,7 @@ TILES = (
     "log-probabilities are computed in tiles of logits, as TRL has it since 1.15; earlier releases had all logits of "
     "the answers at once (training.cross_entropy=unfused)"
 )
-SCORED = "log-probabilities: those of prompts are taken as computed, too, which TRL leaves out"
+SCORED = "log-probabilities: those of prompts are taken as computed, too, which the trainer leaves out"
 WITHOUT_ADAPTERS = (
     "rl.reference: it is the policy without its adapters; the memory of another copy of the parameters is counted here"
 )
@@ -86,16 +94,16 @@ def convert_grpo(file: Path, data: Mapping[str, Any], machine: Machine, seq_len:
     """
     s, rest = _settings(file, data)
     server = s.section(SERVER)
-    release = OF_AXOLOTL if MARK in data else UNTIL_027 if PROMPT in s.values else NEWEST
+    release = _release(s, data)
     _require_vllm(s)
     lengths, length = _lengths(s, server, seq_len, release, data)
     found = convert_deepspeed(file, rest | ({} if release.own else {"max_length": length}), machine, length)
     sections = {key: found.scenario[key] for key in ("model", "training", "parallelism")}
     s.notes += _defaults(s, release)
     _loss(s, sections, release.tiled)
-    shares, answers = shares_gpus(s, release), _answers(s, sections)
+    shares, answers = shares_gpus(s, release), _answers(s, sections, release.each)
     engine = engine_of(s, server, shares, answers, sections, release)
-    sections["rl"] = _rl(s, answers, sections, shares) | lengths | {"generation": engine}
+    sections["rl"] = _rl(s, answers, sections, shares, release.beta) | lengths | {"generation": engine}
     s.missing.update(LENGTHS)
     s.notes[:0] = [note for note in found.notes if note != FULL_LENGTH]
     return s.converted("grpo", machine, sections)
@@ -116,6 +124,15 @@ def _settings(file: Path, data: Mapping[str, Any]) -> tuple[Settings, dict[str, 
     return s, rest
 
 
+def _release(s: Settings, data: Mapping[str, Any]) -> Release:
+    """Whose GRPO it is, or RLOO."""
+    s.taken |= {*OF_RLOO}  # of a few numbers a token
+    if s.take(OF_SWIFT) is not None:
+        return OF_MS_SWIFT
+    found = OF_AXOLOTL if MARK in data else UNTIL_027 if PROMPT in s.values else NEWEST
+    return found._replace(each=2, beta=0.05) if is_rloo(data) else found  # trl/trainer/rloo_config.py
+
+
 def _require_vllm(s: Settings) -> None:
     """Raise where the policy writes its answers by itself."""
     if not s.flag("use_vllm"):
@@ -125,9 +142,10 @@ def _require_vllm(s: Settings) -> None:
 
 def _defaults(s: Settings, release: Release) -> list[str]:
     """Name the defaults that other releases of TRL have otherwise."""
-    if release is not NEWEST:
-        return [OLDER] if release is UNTIL_027 else []
-    left = [f"{key} {value}" for key, value in DEFAULTS.items() if key not in s.values]
+    if release.name != NEWEST.name:
+        return [OLDER] if release.name == UNTIL_027.name else []
+    usual = DEFAULTS_OF_RLOO if release.each != NEWEST.each else DEFAULTS
+    left = [f"{key} {value}" for key, value in usual.items() if key not in s.values]
     return [BY_DEFAULT.format(", ".join(left))] if left else []
 
 
@@ -141,7 +159,8 @@ def _lengths(
     """
     prompt, answer = s.whole(PROMPT), s.whole(ANSWER) or release.answer
     contexts = [*(s.whole(key) for key in CONTEXT), server.whole("max_model_len")]
-    length = longest or (prompt + answer if prompt and answer else next(filter(None, contexts), None))
+    cuts = [prompt + answer] if prompt and answer else []  # the engine ends answers at its own limit, too
+    length = longest or min([*cuts, *filter(None, contexts)], default=None)
     if length is None and release.own:
         length = Settings(s.file, data).whole("sequence_len")
         s.notes += [LONGEST] if length else []
@@ -153,14 +172,14 @@ def _lengths(
     return {key: {"max": size} if size and size < length else {} for key, size in most.items()}, length
 
 
-def _answers(s: Settings, sections: Mapping[str, Any]) -> Answers:
-    """Sizes of a step.
+def _answers(s: Settings, sections: Mapping[str, Any], each_prompt: int) -> Answers:
+    """Sizes of a step. `each_prompt`: answers to a prompt, by default.
 
     Raises:
         InputError: where generations and updates do not end together, or a generation has no whole prompts.
     """
     training, dp = sections["training"], sections["parallelism"]["dp"]
-    micro, count = training["micro_batch_size"], s.size(COUNT, 8)
+    micro, count = training["micro_batch_size"], s.size(COUNT, each_prompt)
     if micro < 1:
         raise InputError(f"{s.file}: the micro-batch of a rank: found {micro}; must be at least 1")
     each = micro * dp
@@ -195,8 +214,8 @@ def _loss(s: Settings, sections: dict[str, Any], tiled: bool) -> None:
         training["lora"] = {key: value for key, value in training["lora"].items() if key != "dropout"}
 
 
-def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool) -> dict[str, Any]:
-    """The section `rl` without lengths and engine."""
+def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool, beta: float) -> dict[str, Any]:
+    """The section `rl` without lengths and engine. `beta`: the reference's, by default."""
     if (times := s.size("num_iterations", 1)) > 1:
         s.notes.append(EPOCHS.format(times))
     ahead = s.flag("async_prefetch") and not shares
@@ -206,28 +225,32 @@ def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool
     # computes otherwise, and where an update comes before the last use of the answers
     updates_between = answers.accumulated % (answers.steps * times) != 0
     computed = s.flag(CORRECTION, default=True) or updates_between
-    asleep = s.flag("vllm_enable_sleep_mode") and shares
+    level = s.integer("sleep_level", 2 if s.flag("vllm_enable_sleep_mode") else 0)  # the first is ms-swift's
+    away = any([s.flag("offload_model"), s.flag("offload_optimizer")])
+    s.take("advantage_estimator")  # of ms-swift: sums of rewards, which the engine's answers give alike
     return {
         "prompts_per_step": answers.prompts,
         "generations_per_prompt": answers.each,
         **({} if shares else {"colocated": False}),
         **({"steps_off": 1} if ahead else {}),
-        "reference": _reference(s, "lora" in sections["training"]),
+        "reference": _reference(s, "lora" in sections["training"], shares, beta),
         **({} if computed else {"log_probs": "engine"}),
         **_reward(s),
-        "sequences": "padded",
-        **({"sleep_level": 2 if asleep else 0, "offload_training": False} if shares else {}),
+        "sequences": "mean" if s.flag("padding_free") else "padded",
+        **({"sleep_level": level, "offload_training": away} if shares else {}),
     }
 
 
-def _reference(s: Settings, lora: bool) -> str:
-    """Where the reference is: it is loaded onto the GPU, unless `beta` is 0."""
-    mixes, beta = s.flag("sync_ref_model"), s.number("beta", 0.0)
+def _reference(s: Settings, lora: bool, shares: bool, usual: float) -> str:
+    """Where the reference is: it is loaded onto the GPU, unless `beta` is 0; ms-swift's may leave it for the engine."""
+    mixes, beta = s.flag("sync_ref_model"), s.number("beta", usual)
     if not beta:
         return "none"
     s.notes += [MIXED] if mixes else []
     s.notes += [WITHOUT_ADAPTERS] if lora else []
-    return "gpu"
+    return (
+        "host" if s.flag("offload_model") and shares and not lora else "gpu"
+    )  # grpo_trainer.py of ms-swift: `offload_context`
 
 
 def _reward(s: Settings) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class Release(NamedTuple):
     """What a release has by default and does. `answer`: tokens of an answer at most, None without a limit; `share`:
     of the GPU's memory for the engine beside the trainer; `vllm`, `engine`: the newest that it allows, and its record
     here; `tiled`: log-probabilities come from tiles of logits; `own`: Axolotl, whose sizes of the engine stand in its
-    section `vllm`."""
+    section `vllm`; `swift`: ms-swift, whose engine has vLLM's tokens an iteration; `each`: answers to
+    a prompt; `beta`: of the reference."""
 
     name: str
     mode: str
@@ -49,11 +50,15 @@ class Release(NamedTuple):
     engine: str
     tiled: bool = False
     own: bool = False
+    swift: bool = False
+    each: int = 8
+    beta: float = 0.0
 
 
 NEWEST = Release("TRL 1.16", "colocate", 512, 0.3, "vLLM 0.31.0", "vllm-0.31", tiled=True)
 UNTIL_027 = Release("TRL 0.27", "server", 256, 0.3, "vLLM 0.12.0", "vllm-0.11")
 OF_AXOLOTL = Release("TRL 1.9 of Axolotl 0.19", "server", None, 0.9, "vLLM 0.25.1", "vllm-0.21", own=True)
+OF_MS_SWIFT = Release("ms-swift 4.6", "colocate", 512, 0.9, "vLLM 0.23.0", "vllm-0.21", swift=True, beta=0.04)
 
 
 class Answers(NamedTuple):
@@ -87,8 +92,9 @@ def engine_of(
     s.notes += [QUANTIZED] if "weights" in sections["training"].get("lora", {}) else []
     server.taken |= {name for name in server.values if HARMLESS.fullmatch(name)}
     s.take("vllm_model_impl") if s.values.get("vllm_model_impl") == "vllm" else None
-    if server.flag("enforce_eager"):
-        s.notes.append(EAGER.format(server.written_as("enforce_eager")))
+    for of in (server, s):
+        if of.flag("enforce_eager"):
+            s.notes.append(EAGER.format(of.written_as("enforce_eager")))
     found = _colocated(s, server, answers, sections, release) if shares else _of_server(s, server)
     kept = server.flag("enable_prefix_caching", s.flag("vllm_enable_prefix_caching", default=True))
     return {
@@ -111,8 +117,8 @@ def _colocated(
         raise InputError(f"{of.place(tensor)}: found {tp}; must divide the {ranks} ranks that train")
     return {
         "tp": tp,
-        "max_running_requests": answers.at_once * tp,
-        "max_batch_tokens": MOST_TOKENS,
+        "max_running_requests": s.whole("vllm_max_num_seqs") or answers.at_once * tp,
+        **({} if release.swift else {"max_batch_tokens": MOST_TOKENS}),
         "kv_cache": {"memory_fraction": of.number(memory, release.share)},
     }
 

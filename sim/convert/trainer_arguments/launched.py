@@ -46,6 +46,7 @@ LAUNCHERS = (
 )
 SERVER = "vllm"  # a key of ours: what a script starts the server of answers with, by Axolotl's name of the section
 SERVES = ("vllm-serve", "vllm_serve", "vllm_serve.py", "trl.scripts.vllm_serve")  # of TRL and Axolotl
+SERVING = (("vllm", "serve"), ("swift", "rollout"))
 PROCESSES = (("num_processes", None), ("nproc_per_node", "nnodes"), ("num_gpus", "num_nodes"))
 
 
@@ -94,7 +95,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
         InputError: for a config file of Accelerate that is not there, and a script that trains for something else than
             next tokens.
     """
-    words, server = _without_server(words_of(file, text, ends=True))
+    words, server = without_server(words_of(file, text, ends=True))
     objective = script_objective(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
@@ -129,11 +130,11 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     return data, processes if type(processes) is int else None
 
 
-def _without_server(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+def without_server(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The words without commands of the server that writes a policy's answers, and what the flags of these say."""
     commands = [list(group) for _, group in groupby(words, lambda word: word in ENDS)]
     serves = [
-        any(word.rpartition("/")[2] in SERVES for word in command) or ("vllm", "serve") in pairwise(command)
+        any(word.rpartition("/")[2] in SERVES for word in command) or any(pair in SERVING for pair in pairwise(command))
         for command in commands
     ]
     theirs = [word for command, serving in zip(commands, serves, strict=True) for word in command if serving]

@@ -22,18 +22,20 @@ CONVERTED: dict[str, Objective] = {
     "orpo": "orpo",
     "reward": "reward",
     **dict.fromkeys(("cpo", "simpo"), "orpo"),  # whose operators it has (`_of_cpo`)
-    **dict.fromkeys(("grpo", "gdpo"), "grpo"),  # the second adds several rewards up otherwise (Axolotl's)
+    # The second adds several rewards up otherwise (Axolotl's), the third weighs answers otherwise.
+    **dict.fromkeys(("grpo", "gdpo", "rloo"), "grpo"),
 }
 OBJECTIVES = {
     "bco": "has a reference model read each answer, too, and an estimate of the answers' density",
     "kto": "has a reference model read each answer, too, and both models answers to other prompts",
     "rm": f"{PAIRS}, with a head for rewards beside the vocabulary's",
     "prm": "trains on the steps of answers, with a head for rewards",
-    **dict.fromkeys(("ppo", "rloo", "nash", "xpo", "online"), GENERATES),
+    **dict.fromkeys(("ppo", "nash", "xpo", "online"), GENERATES),
     "ebft": GENERATES,  # Axolotl's, whose strided rollouts are short
     "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
 }
 OF_SCRIPT = "objective of the script"  # a key of ours beside a command's arguments
+OF_SWIFT = "rlhf_type"  # of ms-swift alone
 KEYS = ("stage", "rl", OF_SCRIPT)
 OTHER = "trains for something else than next tokens"
 # Axolotl's switches (utils/schemas, integrations/gkd).
@@ -59,6 +61,7 @@ OF_GRPO = (
     *("generation_batch_size", "steps_per_generation", "scale_rewards", "reward_weights", "epsilon_high"),
     *("mask_truncated_completions", "log_completions"),
 )
+RLOO, OF_RLOO = "rloo", ("normalize_advantages", "reward_clip_range")
 OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
     "reward": ("center_rewards_coefficient",),
     "dpo": (
@@ -90,7 +93,8 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> Objective | None:
     """
     for key in KEYS:
         word = str(data.get(key)).lower()
-        if word in CONVERTED:
+        of_ppo = word == RLOO and any(data.get(name) not in UNSET for name in TRAINERS["PPO"][1])  # before TRL 0.22
+        if word in CONVERTED and not of_ppo:
             return "dpo" if is_simpo(data) else CONVERTED[word]
         if (what := OBJECTIVES.get(word)) is not None:
             raise _error(file, f"{key} {data[key]}", what)
@@ -104,7 +108,7 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> Objective | None:
     for trainer, (what, keys) in TRAINERS.items():
         if key := next((name for name in keys if data.get(name) not in UNSET), ""):
             raise _error(file, OF_TRL.format(key, trainer), what)
-    if any(data.get(name) not in UNSET for name in OF_GRPO):
+    if any(data.get(name) not in UNSET for name in (*OF_GRPO, *OF_RLOO)):
         return "grpo"
     if _of_cpo(data):
         return "dpo" if is_simpo(data) else CONVERTED["cpo"]
@@ -114,6 +118,12 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> Objective | None:
     if (what := OBJECTIVES.get(kind := _kind(data))) is not None:
         raise _error(file, f"loss_type {_loss_type(data)}", what)
     return CONVERTED.get(kind)
+
+
+def is_rloo(data: Mapping[str, Any]) -> bool:
+    """Tell whether what `objective_of` calls GRPO is TRL's RLOO, which computes the same with defaults of its own."""
+    named = any(str(data.get(key)).lower() == RLOO for key in KEYS)
+    return named or any(data.get(name) not in UNSET for name in OF_RLOO)
 
 
 def _refuse_plugins(file: Path, data: Mapping[str, Any]) -> None:
@@ -177,5 +187,7 @@ def script_objective(file: Path, words: list[str]) -> str | None:
 
 
 def _error(file: Path, where: str, what: str) -> InputError:
-    converted = "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), or by GRPO"
+    converted = (
+        "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), or by GRPO or RLOO"
+    )
     return InputError(f"{file}: {where}: {what}; can be converted: {converted}")

@@ -17,6 +17,7 @@ from sim.convert.trainer_arguments.objectives import (
     OF_PAIRS,
     OF_SCRIPT,
     OF_SEVERAL,
+    OF_SWIFT,
     SWITCHES,
     Objective,
     is_simpo,
@@ -56,7 +57,17 @@ def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], la
     if loss is None or loss == "grpo":
         s.take(OF_SCRIPT)
         return
-    s.taken |= {*KEYS, *SWITCHES, *OF_PAIRS["dpo"], *OF_SEVERAL, *OF_CPO, *SMALL, "loss_type", "force_use_ref_model"}
+    s.taken |= {
+        *KEYS,
+        *SWITCHES,
+        *OF_PAIRS["dpo"],
+        *OF_SEVERAL,
+        *OF_CPO,
+        *SMALL,
+        OF_SWIFT,
+        "loss_type",
+        "force_use_ref_model",
+    }
     _note_guess(s)
     for key in ("micro_batch_size", "global_batch_size"):
         training[key] *= 2
@@ -67,7 +78,7 @@ def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], la
         training["lora"] = {key: value for key, value in training["lora"].items() if key != "dropout"}
     if loss != "dpo" or is_simpo(s.values):
         return
-    if "finetuning_type" not in s.values and layout.get("tp", 1) == 1:
+    if s.values.keys().isdisjoint(("finetuning_type", OF_SWIFT)) and layout.get("tp", 1) == 1:
         training["cross_entropy"] = "tiled"
         s.notes.append(TILES)
     whole = "reference" not in training["preference"] and "lora" not in training

@@ -1,21 +1,26 @@
-"""ms-swift's `swift sft` and `swift pt`: Transformers' Trainer with arguments of its own, as `TrainingArguments`.
+"""ms-swift's `swift sft`, `pt` and `rlhf`: Transformers' Trainer with arguments of its own, as `TrainingArguments`.
 
-Names, defaults and presets: swift/arguments (sft_args.py, tuner_args.py, base_args) and swift/config of
-modelscope/ms-swift, November 2026; `sft_type` and `train_type` are older names of `tuner_type`.
+Names, defaults and presets: swift/arguments (sft_args.py, tuner_args.py, rlhf_args.py, base_args) and swift/config of
+modelscope/ms-swift, November 2026; `sft_type` and `train_type` are older names of `tuner_type`. GRPO has TRL's names;
+its `max_length` is that of a prompt, and `swift rollout` starts its server (rlhf_trainers/args_mixin.py).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sim.convert.megatron.swift import processes_of
 from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.scripts.named_files import named_mapping
 from sim.convert.settings import Machine
 from sim.convert.trainer_arguments.accelerate import of_accelerate
-from sim.convert.trainer_arguments.launched import LAUNCHERS, accelerate_config, typed
+from sim.convert.trainer_arguments.launched import LAUNCHERS, SERVER, accelerate_config, typed, without_server
+from sim.convert.trainer_arguments.objectives import OF_SCRIPT, OF_SWIFT
 from sim.core.errors import InputError
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
@@ -63,6 +68,14 @@ ZERO |= {
     "zero2-offload": ZERO["zero2_offload"] | _BEFORE_3,
     "zero3-offload": _THREE | {"offload_param": _ON_HOST} | _BEFORE_3,
 }
+# What `--rlhf_type` names otherwise than TRL's commands, and GRPO's arguments that TRL's GRPOConfig has otherwise.
+OBJECTIVES = {"rm": "reward"}
+GRPO = "grpo"
+OF_GRPO = {"cutoff_len": "max_prompt_length", "async_generate": "async_prefetch"} | {
+    "reward_model": "reward_model_name_or_path",
+    "vllm_enforce_eager": "enforce_eager",
+}
+DEFAULTS_OF_GRPO = {"gradient_accumulation_steps": 1, "temperature": 0.9}
 FSDP2 = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
@@ -74,6 +87,12 @@ def is_swift(text: str) -> bool:
     return COMMAND.search(text) is not None
 
 
+def is_swift_config(data: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping holds the arguments of `swift sft`, `pt` or `rlhf`, which takes such a file."""
+    of_trainer = any(name in data for name in (*TYPES, OF_SWIFT, "per_device_train_batch_size", "max_length"))
+    return isinstance(data.get("model"), str) and of_trainer
+
+
 def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, Any], int | None]:
     """The arguments by the names of `TrainingArguments` and LLaMA-Factory, and the number of processes if known.
 
@@ -81,13 +100,38 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
         InputError: for other objectives than next tokens.
     """
     found = COMMAND.search(text)
-    if found is not None and found[1] not in ("sft", "pt"):
-        raise InputError(f"{file}: swift {found[1]}: can be converted: training on given texts (sft, pt)")
-    flags = flags_of(words_of(file, text, ends=True), listed=("target-modules", "lora-target-modules", "dataset"))
-    data = {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    if found is not None and found[1] in ("grpo", "gkd"):
+        raise InputError(f"{file}: swift {found[1]}: can be converted: swift sft, pt and rlhf")
+    words, server = without_server(words_of(file, text, ends=True))
+    flags = flags_of(words, listed=("target-modules", "lora-target-modules", "dataset", "loss-type", "reward-model"))
+    data = _of_file(file, text, words) | {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    if found is not None and found[1] == "rlhf":
+        data.setdefault(OF_SWIFT, "dpo")
     config = accelerate_config(file, text, data)
     data = of_accelerate(file, config) | {name: value for name, value in data.items() if name not in LAUNCHERS}
-    data = DEFAULTS | {RENAMED.get(name, name): value for name, value in data.items()}
+    started = config.get("num_processes")
+    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
+    return arguments_of(data, server, processes), processes
+
+
+def _of_file(file: Path, text: str, words: list[str]) -> dict[str, Any]:
+    """The arguments in the file that stands behind `swift sft` (cli/main.py: `parse_yaml_args`).
+
+    Raises:
+        InputError: for a file that is not there.
+    """
+    behind = (after for before, after in pairwise(words) if before in ("sft", "pt", "rlhf"))
+    name = next((word for word in behind if word.endswith((".yaml", ".yml", ".json"))), "")
+    found = named_mapping(file, text, name) if name else {}
+    if found is None:
+        raise InputError(f"{file}: names {name}, which is not there: put it beside the script, or convert it")
+    return found
+
+
+def arguments_of(given: Mapping[str, Any], server: dict[str, Any], processes: int | None) -> dict[str, Any]:
+    """The arguments by the names of `TrainingArguments` and LLaMA-Factory. `server`: what its own command says."""
+    objective = str(given.get(OF_SWIFT, ""))
+    data = DEFAULTS | {RENAMED.get(name, name): value for name, value in given.items()}
     kinds = [data.pop(name) for name in TYPES if name in data]
     data["tuner_type"] = kinds[0] if kinds else "lora"
     data[HALF.get(str(data.get("torch_dtype", "bf16")).lower(), "bf16")] = True
@@ -98,14 +142,23 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     if (preset := ZERO.get(str(data.get("deepspeed")))) is not None:
         data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
     data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
-    started = config.get("num_processes")
-    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
     if CHECKPOINT not in data and _is_reentrant(data, processes):
         data[CHECKPOINT] = {"use_reentrant": True}
+    if objective:
+        data[OF_SCRIPT] = OBJECTIVES.get(objective, objective)
+    if objective == GRPO:
+        return _of_grpo(data, server)
     if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
         each = _whole(data["per_device_train_batch_size"])
         data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
-    return data, processes
+    return data
+
+
+def _of_grpo(data: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of GRPO by TRL's names, with what the server's own command says."""
+    renamed = {OF_GRPO.get(name, name): value for name, value in data.items()}
+    theirs = {name.removeprefix("vllm_"): value for name, value in server.items()}
+    return DEFAULTS_OF_GRPO | renamed | ({SERVER: theirs} if theirs else {})
 
 
 def _is_reentrant(data: dict[str, Any], processes: int | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sim.commands.run import main as run
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
 from sim.inputs.scenario import load_scenario
+from sim.inputs.script_program import HEAD
 from sim.studies.quality import Score, quality
 from tests.processes import ROOT, invoked
 
@@ -52,6 +54,13 @@ def test_another_command_than_replay_says_what_it_wants(tmp_path: Path) -> None:
     said = invoked(diagnose, str(path), code=2).output
     assert "is empty; a recorded trace is wanted: profiler JSON" in said
     assert "replay" not in said
+
+
+def test_a_captured_program_has_no_slow_rank(tmp_path: Path) -> None:
+    path = tmp_path / "step.rank0.json.gz"
+    path.write_bytes(gzip.compress(HEAD + b"}"))
+    said = invoked(diagnose, str(path), code=2).output
+    assert "is a captured program, which has no recorded times; `stepsim replay` simulates one" in said
 
 
 def test_a_scenario_that_cannot_be_read_is_no_fault_of_the_models() -> None:

@@ -225,3 +225,18 @@ def test_engines_are_the_newest_that_a_release_allows() -> None:
         found = engine_named((release.vllm,))
         assert found is not None
         assert found.name == release.engine
+
+
+def test_rloo_is_grpo_with_defaults_of_its_own(tmp_path: Path) -> None:
+    """trl/trainer/rloo_config.py and rloo_trainer.py, which computes the policy's log-probabilities in any case."""
+    only = "reward_clip_range: [-1, 1]\nnormalize_advantages: true\n"
+    of_grpo = ("loss_type", "epsilon_high", "importance", "num_gen", "max_completion")
+    text = "".join(line for line in TRL.splitlines(keepends=True) if not line.startswith(of_grpo)) + only
+    data, said = converted(tmp_path, "a.yaml", text, *LONG)
+    assert of(data, "rl", "prompts_per_step", "generations_per_prompt", "reference") == [128, 2, "gpu"]
+    assert of(data, "rl", "output_len", "log_probs") == [{"max": 512, "mean": 300}, None]
+    assert "num_generations 2, beta 0.05 and so a reference" in said
+    assert "not expressed" not in said
+    command = SCRIPT.replace("train_grpo.py", "examples/scripts/rloo.py").replace("--num_generations 16 ", "")
+    data, said = converted_rl(tmp_path, command)
+    assert of(data, "rl", "generations_per_prompt", "reference", "colocated") == [2, "gpu", False]

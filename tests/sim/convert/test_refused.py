@@ -17,6 +17,8 @@ from tests.sim.convert.launch_files import MEGATRON, MEMORY_BUDGET, NO_WORDS, SP
         ("a.py", "def f(:\n", "not Python"),
         ("a.py", "x = 1\n", "holds no torchtitan config"),
         ("a.py", "from trl import KTOTrainer\n", "such as TrainingConfig; of trl, give its command, or a YAML or JSON"),
+        ("a.py", "from unsloth import X\nfrom trl import SFTTrainer\n", "; of unsloth, give its command, or a YAML"),
+        ("a.py", "import torch\n", "a script's own step can be recorded instead (docs/programs_script.md)"),
         ("a.sh", "echo hello\n", "whose configuration it is cannot be told"),
         ("a.sh", " \n", "a.sh: is empty; a trainer's configuration or a launch script is wanted"),
         ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
@@ -98,7 +100,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "python3 -m verl.trainer.main_ppo data.train_batch_size=8 algorithm.adv_estimator=remax",
             "found 'remax'; needs further answers",
         ),
-        ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "a command of verl, which is not read (a"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "the config x is not there"),
         ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
@@ -154,7 +156,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "use_vllm: is missing, which is false; must be true: answers by Transformers' generate",
         ),
         ("a.sh", STARTS.format("train_grpo_vllm.py"), "use_vllm: is missing, which is false; must be true"),
-        ("a.sh", STARTS.format("rloo.py"), "rloo.py: generates answers in each step"),
+        ("a.sh", STARTS.format("rloo.py"), "use_vllm: is missing, which is false; must be true"),
+        ("a.sh", STARTS.format("rloo.py --rloo_k 2"), "rloo_k, a key of TRL's PPO: generates answers in each step"),
         ("a.sh", "trl kto --per_device_train_batch_size 1", "kto: has a reference model read each answer, too"),
     ],
 )

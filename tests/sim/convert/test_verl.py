@@ -75,6 +75,12 @@ def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
     assert "not expressed" not in said
 
 
+def test_answers_of_one_length_are_said(tmp_path: Path) -> None:
+    assert "rl.output_len.sigma: is 0, so all answers have the mean length" in converted_rl(tmp_path, COMMAND)[1]
+    spread = converted_rl(tmp_path, COMMAND, "--set", "rl.output_len.sigma=0.5")[1]
+    assert "no long one is waited for" not in spread
+
+
 @pytest.mark.parametrize(("strategy", "found"), [("fsdp2", ["cpu", True]), ("fsdp", [None, None])])
 def test_the_second_fsdps_offload_policy(tmp_path: Path, strategy: str, found: list[object]) -> None:
     actor = "actor_rollout_ref.actor"
@@ -314,3 +320,70 @@ def test_answers_may_keep_the_log_probabilities_of_the_engine(tmp_path: Path) ->
     assert data["rl"]["log_probs"] == "engine"
     assert "not expressed" not in said
     assert "log_probs" not in converted_rl(tmp_path, with_keys(COMMAND, f"{bypass}=False"))[0]["rl"]
+
+
+CONFIG = """
+defaults:
+  - ppo_trainer
+  - _self_
+hydra:
+  searchpath: [file://verl/trainer/config]
+data: {train_batch_size: 1024, max_prompt_length: 512, max_response_length: 1024}
+actor_rollout_ref:
+  model: {path: Qwen/Qwen3-8B, lora: {rank: 0, dropout: 0.0}}
+  actor:
+    ppo_mini_batch_size: 256
+    use_dynamic_bsz: true
+    ppo_max_token_len_per_gpu: 24000
+    use_kl_loss: true
+    ppo_epochs: 1
+    rollout_n: "${oc.select:actor_rollout_ref.rollout.n,1}"
+    profiler: {_target_: verl.utils.profiler.ProfilerConfig, enable: false, ranks: []}
+    mtp: {enable: false, method: mtp}
+  ref:
+    log_prob_use_dynamic_bsz: "${oc.select:actor_rollout_ref.actor.use_dynamic_bsz,false}"
+    fsdp_config: {param_offload: true}
+  rollout:
+    name: sglang
+    tensor_model_parallel_size: 2
+    gpu_memory_utilization: 0.6
+    n: 5
+    prompt_length: "${oc.select:data.max_prompt_length,512}"
+    mtp: "${oc.select:actor_rollout_ref.actor.mtp, null}"
+critic: {ppo_max_token_len_per_gpu: 32768, forward_max_token_len_per_gpu: "${.ppo_max_token_len_per_gpu}"}
+algorithm: {adv_estimator: grpo, lam: 1.0}
+reward: {reward_model: {enable: false, rollout: {name: "???"}}}
+trainer: {nnodes: 1, n_gpus_per_node: 8}
+"""
+
+
+def test_a_whole_config_is_what_its_command_is(tmp_path: Path) -> None:
+    data, said = converted(tmp_path, "run.yaml", CONFIG, *OF_RL)
+    assert data == converted_rl(tmp_path, COMMAND)[0]
+    assert "not expressed" not in said
+
+
+def test_what_a_whole_config_says_otherwise_than_verl_does_anyhow_is_named(tmp_path: Path) -> None:
+    changed = CONFIG.replace("ppo_epochs: 1", "ppo_epochs: 2").replace("rollout_n: ", "rollout_n: 7 # ")
+    said = converted(tmp_path, "run.yaml", changed, *OF_RL)[1]
+    assert "not expressed here: actor_rollout_ref.actor.ppo_epochs, actor_rollout_ref.actor.rollout_n\n" in said
+
+
+def test_a_commands_own_config_is_read_beneath_it(tmp_path: Path) -> None:
+    command = "python3 -m verl.trainer.main_ppo --config-path=$DIR/config --config-name=mine trainer.nnodes=2\n"
+    said = converted_rl(tmp_path, COMMAND.replace("main_ppo", "main_ppo --config-name mine"))[1]
+    assert "the config mine is not there, so what it says is not read: put it beside the script" in said
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    data, said = converted_rl(tmp_path, command)
+    assert (data["parallelism"]["dp"], data["rl"]["generations_per_prompt"]) == (16, 5)
+    assert "not there" not in said
+
+
+def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
+    actor = "actor:\n    megatron: {tensor_model_parallel_size: 2}\n    strategy: megatron"
+    data = converted(tmp_path, "run.yaml", CONFIG.replace("actor:", actor, 1), *OF_RL)[0]
+    assert (data["training"]["framework"], data["parallelism"]["tp"]) == ("megatron", 2)
+    said = refused(tmp_path, "run.yaml", CONFIG.replace("n: 5", 'n: "${trainer.x}"'), *OF_RL)
+    assert "actor_rollout_ref.rollout.n: found '${trainer.x}'" in said
+    circle = CONFIG.replace("nnodes: 1", 'nnodes: "${trainer.nnodes}"')
+    assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)

@@ -241,6 +241,7 @@ def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert exit_code(main, str(scenario_file), *options) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"No legal layout fits in memory; .* needs at least [\d.]+ [KMG]iB on its fullest GPU", said)
+    assert "Not tried: more GPUs (--gpus N)" in said
 
 
 def test_nothing_is_legal(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from sim.commands.search import main
 from sim.core.errors import InputError
+from sim.core.units import seconds
 from sim.inputs.scenario import parse_scenario
 from sim.search.serving_units import lasting_tokens_per_s
 from sim.serve.simulation import simulate_serving
@@ -159,6 +160,17 @@ def test_a_pair_of_pools_is_never_called_one_gpu(tmp_path: Path) -> None:
     for text in (page.read_text(), done.stdout):
         assert "prefill 1 × tp 1, decode 1 × tp 1" in text
         assert "one GPU" not in text
+
+
+def test_the_pages_headline_has_the_percentile_that_is_promised(file: Path, tmp_path: Path) -> None:
+    page, found = tmp_path / "p90.html", tmp_path / "p90.json"
+    options = [str(file), "--slo", "ttft_p90=0.02", "--gpus", "1", "--html", str(page), "--json", str(found)]
+    CliRunner().invoke(main, options, catch_exceptions=False)
+    (best,) = json.loads(found.read_text())["best"]
+    head = page.read_text().partition("Highest rate of each layout")[0]
+    assert "TTFT p90 ≤ 20.00 ms is promised" in head
+    assert seconds(best["time_to_first_token_s"]["p90"]) in head
+    assert "Time per output token" in head
 
 
 @pytest.mark.parametrize("parallelism", [{"dp": 2, "ep": 2}, {"tp": 2}])

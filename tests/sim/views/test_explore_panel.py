@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from bokeh.document import Document
+from bokeh.events import DocumentReady
 
 from sim.simulation import Simulation
+from sim.views.explore_app import Explorer, open_explorer
 from sim.views.explore_panel import INSIDE_LAYERS, attempt
 from sim.views.rows import NEXT_TO_NOTHING, used_spans
 
@@ -43,3 +48,20 @@ def test_rows_in_which_next_to_nothing_runs_are_left_out() -> None:
     assert {timeline.streams[s] for s in timeline.stream[left]} >= {"shard", "model"}
     assert (timeline.end_s - timeline.start_s)[left].max() < NEXT_TO_NOTHING * timeline.step_time_s
     assert len(timeline.only(left)) == len(left) > 0
+
+
+def test_a_page_that_cannot_be_drawn_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_self: Explorer) -> None:
+        raise ValueError("no such <colour>")
+
+    monkeypatch.setattr(Explorer, "show", fails)
+    document = Document()
+    open_explorer(document, MESH)
+    document.callbacks.trigger_event(DocumentReady())
+    assert "ValueError: no such <colour>" in capsys.readouterr().err
+    said: Any = document.roots[0]
+    assert len(document.roots) == 1
+    assert said.name == "failed"
+    assert "could not be drawn: ValueError: no such &lt;colour&gt;" in said.text
