@@ -117,11 +117,17 @@ def _selected(op: CapturedOperator) -> Clocks:
 def _whole_rows(rows: Tensor, places: Tensor, width: int) -> bool:
     """Tell whether each place stands for a whole row of `width` elements, which a kernel moves 16 bytes at once.
 
-    IndexKernelUtils.h of torch 2.14: fast_gather_kernel_eligible, fast_scatter_add_kernel_eligible.
+    IndexKernelUtils.h of torch 2.14: fast_gather_kernel_eligible, fast_scatter_add_kernel_eligible. A row may have
+    several dimensions, as a node's heads: torch's iterator joins those whose elements lie together.
     """
-    expanded = len(places.shape) == 2 and places.strides == (1, 0) and not rows.strides
-    row_bytes = rows.shape[-1] * rows.bytes // max(1, rows.elements) if rows.shape else 0
-    return expanded and rows.shape[-1] == places.shape[-1] == width and row_bytes % VECTOR_BYTES == 0
+    expanded = len(places.shape) > 1 and places.strides == (1, *(0,) * (len(places.shape) - 1)) and not rows.strides
+    row_bytes = _width(rows) * rows.bytes // max(1, rows.elements)
+    return expanded and _width(rows) == _width(places) == width and row_bytes % VECTOR_BYTES == 0
+
+
+def _width(x: Tensor) -> int:
+    """Return the elements of a row, which all dimensions but the first make."""
+    return math.prod(x.shape[1:])
 
 
 def _gather(op: CapturedOperator) -> Clocks:
@@ -133,7 +139,7 @@ def _gather(op: CapturedOperator) -> Clocks:
     (0.0, 16384.0)
     """
     x, places = op.inputs[:2]
-    whole = _whole_rows(x, places, places.shape[-1] if places.shape else 1)
+    whole = _whole_rows(x, places, _width(places))
     return Clocks() if whole else Clocks(op.outputs[0].elements * GATHER_CLOCKS)
 
 
@@ -148,7 +154,7 @@ def _scatter_add(op: CapturedOperator) -> Clocks:
     (0.0, 6554)
     """
     target, places, added = op.inputs[:3]
-    whole = added.dtype in FLOATS and not target.strides and _whole_rows(added, places, target.shape[-1])
+    whole = added.dtype in FLOATS and not target.strides and _whole_rows(added, places, _width(target))
     return Clocks() if whole else Clocks(added.elements * SCATTER_ADD_CLOCKS)
 
 
