@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.models.captured.operators import compute_of
+from sim.models.captured.operators import compute_of, computes_of
 from tests.calibrate.capture.test_operators import captured, launched
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -50,3 +50,51 @@ def test_messages_of_several_heads_are_whole_rows(tmp_path: Path) -> None:
     program = captured(tmp_path, make)
     (added,), (taken,) = launched(program, "scatter_add"), launched(program, "gather", "backward")
     assert compute_of(added).clocks == compute_of(taken).clocks == 0.0
+
+
+def test_a_softmax_of_columns_waits_for_each_number(tmp_path: Path) -> None:
+    """A language model's loss over transposed logits, and a router's weights over the experts of each place."""
+    tokens, letters = 128, 500
+
+    def make() -> Any:
+        model, x = torch.nn.Linear(WIDTH, letters), torch.randn(4, tokens, WIDTH)
+        labels = torch.randint(0, letters, (4, tokens))
+
+        def loss() -> Any:
+            logits = model(x)
+            rows = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            return rows + torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels)
+
+        return model, loss
+
+    program = captured(tmp_path, make)
+    forward = {o.dims_behind: computes_of(o) for o in launched(program, "aten._log_softmax", "forward")}
+    backward = {o.dims_behind: computes_of(o) for o in launched(program, "log_softmax_backward", "backward")}
+    assert [c.kind for c in forward[1]] == ["permute", "softmax"]  # the logits, with the letters last, are copied
+    assert [c.kind for c in forward[0]] == ["softmax"] == [c.kind for c in backward[1]]
+    # 4 blocks of 128 threads, which read a letter three times, and of its gradient four at once and then one.
+    assert [found[1][-1].lone_clocks for found in (forward, backward)] == [letters * n * 479.0 for n in (3, 1.25)]
+    assert {found[0][-1].lone_clocks for found in (forward, backward)} == {0.0}
+
+
+def test_a_softmax_of_few_columns_has_several_threads_for_each(tmp_path: Path) -> None:
+    classes, places = 4096, 16
+
+    def make() -> Any:
+        model, x = torch.nn.Linear(WIDTH, places), torch.randn(2, classes, WIDTH)
+        return model, lambda: model(x).softmax(1).square().sum()
+
+    program = captured(tmp_path, make)
+    clocks = [compute_of(o).lone_clocks for o in launched(program, "aten._softmax")]
+    assert clocks == [classes / 64 * n * 479.0 for n in (3, 2)]
+
+
+def test_the_copy_of_a_softmax_lives_while_it_runs(tmp_path: Path) -> None:
+    def make() -> Any:
+        model, x = torch.nn.Linear(WIDTH, WIDTH), torch.randn(4, TOKENS, WIDTH)
+        return model, lambda: model(x).transpose(1, 2).log_softmax(1).sum()
+
+    program = captured(tmp_path, make)
+    size = 4 * TOKENS * WIDTH * 4
+    row = next(i for i, o in enumerate(program.operators) if o.name == "aten._log_softmax")
+    assert [s.bytes for s in program.storages if (s.born, s.died) == (row, row + 1)] == [size]
