@@ -20,7 +20,7 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import FLOATS, NARROW, has_channels_last
 from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
-from sim.models.captured.reductions import sum_shape
+from sim.models.captured.reductions import SUMS, sum_shape
 from sim.models.captured.softmaxes import SOFTMAXES, softmax_clocks
 from sim.models.torch_kernels.latencies import LOAD_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
@@ -229,8 +229,7 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.roll": _each_result(ROLL_CLOCKS),
     "aten.topk": _top_k,
     **dict.fromkeys(("aten.kthvalue", "aten.median", "aten.nanmedian"), _selected),
-    "aten.sum": _sum,
-    "aten.mean": _sum,
+    **dict.fromkeys(SUMS, _sum),
     **dict.fromkeys(SOFTMAXES, softmax_clocks),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import compute_of, computes_of
 from tests.calibrate.capture.test_operators import captured, launched
 
@@ -98,3 +99,17 @@ def test_the_copy_of_a_softmax_lives_while_it_runs(tmp_path: Path) -> None:
     size = 4 * TOKENS * WIDTH * 4
     row = next(i for i, o in enumerate(program.operators) if o.name == "aten._log_softmax")
     assert [s.bytes for s in program.storages if (s.born, s.died) == (row, row + 1)] == [size]
+
+
+@pytest.mark.parametrize("name", ["amax", "max", "var", "linalg_vector_norm", "argmax", "prod", "var_mean"])
+def test_other_reductions_share_the_kernels_of_sums(name: str) -> None:
+    """torch has one template for all (Reduce.cuh), so few threads wait for their loads in each of them."""
+    x, rows, columns = Tensor("bf16", (200704, 128), ()), Tensor("bf16", (200704,), ()), Tensor("bf16", (128,), ())
+
+    def reduced(name: str, out: Tensor) -> Any:
+        return compute_of(CapturedOperator(f"aten.{name}", "forward", "", (x,), (out,), 1, False))
+
+    for out in (rows, columns):
+        one, summed = reduced(name, out), reduced("sum", out)
+        assert (one.sums, one.clocks, one.single_elements) == (summed.sums, summed.clocks, summed.single_elements)
+        assert one.sums is not None
