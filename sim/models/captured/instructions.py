@@ -21,6 +21,7 @@ from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import FLOATS, NARROW, has_channels_last
 from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
 from sim.models.captured.reductions import SUMS, sum_shape
+from sim.models.captured.resized import RESIZED, resized_clocks
 from sim.models.captured.softmaxes import SOFTMAXES, softmax_clocks
 from sim.models.torch_kernels.latencies import LOAD_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
@@ -231,6 +232,7 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     **dict.fromkeys(("aten.kthvalue", "aten.median", "aten.nanmedian"), _selected),
     **dict.fromkeys(SUMS, _sum),
     **dict.fromkeys(SOFTMAXES, softmax_clocks),
+    **dict.fromkeys(RESIZED, resized_clocks),
 }
 
 

@@ -14,6 +14,7 @@ from tests.calibrate.capture.test_operators import captured, launched
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
 TOKENS, CHOSEN, WIDTH = 64, 16, 8
+RESIZED_HERE = ("bilinear2d", "bicubic2d")
 
 
 def test_rows_are_chosen_behind_a_full_slice(tmp_path: Path) -> None:
@@ -113,3 +114,27 @@ def test_other_reductions_share_the_kernels_of_sums(name: str) -> None:
         one, summed = reduced(name, out), reduced("sum", out)
         assert (one.sums, one.clocks, one.single_elements) == (summed.sums, summed.clocks, summed.single_elements)
         assert one.sums is not None
+
+
+def test_a_thread_of_an_interpolation_goes_through_all_channels(tmp_path: Path) -> None:
+    """As in the head of a segmentation; with the channels last each number of the result has a thread."""
+    images, channels = 4, 32
+
+    def make() -> Any:
+        model, x = torch.nn.Conv2d(3, channels, 1), torch.randn(images, 3, 8, 8)
+
+        def loss() -> Any:
+            y = model(x)
+            resized = [torch.nn.functional.interpolate(y, size=(16, 16), mode=m) for m in ("bilinear", "bicubic")]
+            last = y.contiguous(memory_format=torch.channels_last)
+            of_last = torch.nn.functional.interpolate(last, size=(16, 16), mode="bilinear")
+            return sum(z.square().sum() for z in (*resized, of_last))
+
+        return model, loss
+
+    program = captured(tmp_path, make)
+    clocks = {n: [compute_of(o).lone_clocks for o in launched(program, f"aten.upsample_{n}")] for n in RESIZED_HERE}
+    assert clocks == {
+        "bilinear2d": [images * channels * 479.0, 0.0, 0.0, 0.0],  # forward, channels last, and both gradients
+        "bicubic2d": [0.0, images * channels * 479.0],
+    }
