@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sim.models.captured.softmaxes import SOFTMAXES
+
 ALONG = (  # operators whose kernels depend on the dimension that they go along
     *("aten.cumsum", "aten.cumsum_", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin"),
     *("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian"),
+    *SOFTMAXES,
 )
 POOLS = ("aten.max_pool2d_with_indices", "aten.max_pool2d_with_indices_backward")
 

@@ -26,6 +26,7 @@ from calibrate.capture.running_module import Modules
 from calibrate.capture.values.answers import READ_AS, Answers
 from calibrate.capture.values.known_values import PLAIN, tensors_in
 from sim.inputs.program_file import HostCopy
+from sim.models.captured.operators import CONTIGUOUS
 from sim.models.captured.waits import READ
 
 SHORT = {
@@ -261,8 +262,8 @@ class Recorder(TorchDispatchMode):
         outputs = [(describe(x), self.storage(x)) for x in written if isinstance(x, torch.Tensor)]
         if self.device != "cpu" and func._schema.name == CTC_LOSS:
             self._read_lengths(args)
-        if self.device != "cpu" and func._schema.name in HOLDS_BESIDE:
-            self._hold(args[HOLDS_BESIDE[func._schema.name]])
+        if self.device != "cpu":
+            self._hold_beside(func, name, args, out)
         by_host = self.device != "cpu" and on_host
         self.rows.append(
             RecordedOperator(
@@ -284,6 +285,15 @@ class Recorder(TorchDispatchMode):
         for x in args[2:4]:
             if isinstance(x, torch.Tensor) and not self.places.on_host(x):
                 self.add(READ, [x], [])
+
+    def _hold_beside(self, func: Any, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """Record what a kernel allocates while it runs: copies of what does not lie in its order, and results."""
+        if func._schema.name in HOLDS_BESIDE:
+            self._hold(args[HOLDS_BESIDE[func._schema.name]])
+        results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        for x in args[: CONTIGUOUS.get(name, 0)]:
+            if results and describe(x)[2] != describe(results[0])[2]:
+                self._hold(x)
 
     def _hold(self, like: torch.Tensor) -> None:
         """Record a storage of a tensor's size that lives while the next operator runs."""

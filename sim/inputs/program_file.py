@@ -103,9 +103,9 @@ class CapturedOperator(NamedTuple):
 
     `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it. `host_copy`: of a copy between the host's memory
     and the GPU's, which moves the bytes of its outputs. `drops`: an attention that drops probabilities at random.
-    `dims_behind`: how many dimensions lie behind the one that a sort, a top-k or a sum so far goes along.
-    `graphed`: a CUDA graph launches it, so that the host takes no time for it. `window`: places of a pool's window; 0:
-    not known, or no pool.
+    `dims_behind`: how many dimensions lie behind the one that a sort, a top-k, a softmax or a sum so far goes
+    along. `graphed`: a CUDA graph launches it, so that the host takes no time for it. `window`: places of a pool's
+    window; 0: not known, or no pool.
     """
 
     name: str

@@ -105,8 +105,34 @@ def index_sorts(op: CapturedOperator) -> int:
     if not accumulates(op):
         return 0
     indices = max(1, len(op.inputs) - 2)
-    rows = math.prod(op.inputs[0].shape[:indices])
+    rows = math.prod(_indexed_sizes(op))
     return 3 * indices - 1 + 2 + SORT_STARTS + math.ceil(max(1, rows.bit_length()) / RADIX_BITS)
+
+
+def _indexed_sizes(op: CapturedOperator) -> tuple[int, ...]:
+    """Return the sizes of the dimensions that an accumulation's indices choose from: as the shape of its values says.
+
+    A full slice before an index (`x[:, places]`, `x[None, places]`) is no tensor, and so not in the program. Indices
+    with such a slice between them count as the first dimensions.
+
+    >>> from sim.inputs.program_file import Tensor
+    >>> x, places, values = Tensor("fp32", (1, 64, 8), ()), Tensor("int64", (16,), ()), Tensor("fp32", (1, 16, 8), ())
+    >>> _indexed_sizes(CapturedOperator("aten.index_put", "backward", "", (x, places, values), (x,), 1, False))
+    (64,)
+    """
+    target, *indices, values = op.inputs
+    sizes, count = target.shape, len(indices)
+    chosen = _broadcast([x.shape for x in indices])
+    for first in range(len(sizes) - count + 1):
+        if (*sizes[:first], *chosen, *sizes[first + count :]) == values.shape:
+            return sizes[first : first + count]
+    return sizes[: max(1, count)]
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape that tensors of these shapes have together."""
+    longest = max(map(len, shapes), default=0)
+    return tuple(max(sizes) for sizes in zip(*((1,) * (longest - len(s)) + s for s in shapes), strict=True))
 
 
 def rows_in_turn(op: CapturedOperator) -> float:
@@ -119,7 +145,7 @@ def rows_in_turn(op: CapturedOperator) -> float:
     indices = op.inputs[1:-1]
     if not indices or any(x.dtype == "bool" for x in indices):
         return 0.0
-    return max(x.elements for x in indices) / max(1, math.prod(op.inputs[0].shape[: len(indices)]))
+    return max(x.elements for x in indices) / max(1, math.prod(_indexed_sizes(op)))
 
 
 def passes(x: Tensor) -> int:

@@ -20,7 +20,9 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import FLOATS, NARROW, has_channels_last
 from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
-from sim.models.captured.reductions import sum_shape
+from sim.models.captured.reductions import SUMS, sum_shape
+from sim.models.captured.resized import RESIZED, resized_clocks
+from sim.models.captured.softmaxes import SOFTMAXES, softmax_clocks
 from sim.models.torch_kernels.latencies import LOAD_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
@@ -117,11 +119,17 @@ def _selected(op: CapturedOperator) -> Clocks:
 def _whole_rows(rows: Tensor, places: Tensor, width: int) -> bool:
     """Tell whether each place stands for a whole row of `width` elements, which a kernel moves 16 bytes at once.
 
-    IndexKernelUtils.h of torch 2.14: fast_gather_kernel_eligible, fast_scatter_add_kernel_eligible.
+    IndexKernelUtils.h of torch 2.14: fast_gather_kernel_eligible, fast_scatter_add_kernel_eligible. A row may have
+    several dimensions, as a node's heads: torch's iterator joins those whose elements lie together.
     """
-    expanded = len(places.shape) == 2 and places.strides == (1, 0) and not rows.strides
-    row_bytes = rows.shape[-1] * rows.bytes // max(1, rows.elements) if rows.shape else 0
-    return expanded and rows.shape[-1] == places.shape[-1] == width and row_bytes % VECTOR_BYTES == 0
+    expanded = len(places.shape) > 1 and places.strides == (1, *(0,) * (len(places.shape) - 1)) and not rows.strides
+    row_bytes = _width(rows) * rows.bytes // max(1, rows.elements)
+    return expanded and _width(rows) == _width(places) == width and row_bytes % VECTOR_BYTES == 0
+
+
+def _width(x: Tensor) -> int:
+    """Return the elements of a row, which all dimensions but the first make."""
+    return math.prod(x.shape[1:])
 
 
 def _gather(op: CapturedOperator) -> Clocks:
@@ -133,7 +141,7 @@ def _gather(op: CapturedOperator) -> Clocks:
     (0.0, 16384.0)
     """
     x, places = op.inputs[:2]
-    whole = _whole_rows(x, places, places.shape[-1] if places.shape else 1)
+    whole = _whole_rows(x, places, _width(places))
     return Clocks() if whole else Clocks(op.outputs[0].elements * GATHER_CLOCKS)
 
 
@@ -148,7 +156,7 @@ def _scatter_add(op: CapturedOperator) -> Clocks:
     (0.0, 6554)
     """
     target, places, added = op.inputs[:3]
-    whole = added.dtype in FLOATS and not target.strides and _whole_rows(added, places, target.shape[-1])
+    whole = added.dtype in FLOATS and not target.strides and _whole_rows(added, places, _width(target))
     return Clocks() if whole else Clocks(added.elements * SCATTER_ADD_CLOCKS)
 
 
@@ -222,8 +230,9 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.roll": _each_result(ROLL_CLOCKS),
     "aten.topk": _top_k,
     **dict.fromkeys(("aten.kthvalue", "aten.median", "aten.nanmedian"), _selected),
-    "aten.sum": _sum,
-    "aten.mean": _sum,
+    **dict.fromkeys(SUMS, _sum),
+    **dict.fromkeys(SOFTMAXES, softmax_clocks),
+    **dict.fromkeys(RESIZED, resized_clocks),
 }
 
 

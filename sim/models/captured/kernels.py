@@ -31,6 +31,7 @@ from sim.models.captured.indices import (
 )
 from sim.models.captured.layout import POINTWISE
 from sim.models.captured.ordering import sort_kernels, sort_passes, sorted_bytes, top_k_bytes, top_k_kernels
+from sim.models.captured.softmaxes import SOFTMAXES, softmax_bytes
 from sim.models.captured.waits import masks_of
 
 TRITON = "triton."  # kernels that the code starts itself (calibrate/capture/gpu/triton_kernels.py)
@@ -223,7 +224,7 @@ KERNELS: dict[str, Kernels] = {
     # Generated kernels stream as fast with a reduction in them as without: 0.82 to 0.93 of the bandwidth in steps on an
     # H100 and 0.70 to 0.92 on an H200, where torch's layer norm reaches 0.54 (scenarios/measured/gpu_programs*).
     **dict.fromkeys(("inductor.reduction", "inductor.pointwise"), Kernels()),
-    **_of(Kernels("softmax"), "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"),
+    **dict.fromkeys(SOFTMAXES, Kernels("softmax", moved=softmax_bytes)),
     # Of programs captured until November 2026: since then its kernels are operators (attention.cpp: _safe_softmax).
     "aten._safe_softmax": Kernels("softmax", 4, _times(2, 3)),
     **_of(Kernels("embedding", moved=taken_bytes), "embedding index_select gather"),

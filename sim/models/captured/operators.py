@@ -31,15 +31,11 @@ from sim.models.captured.layout import (
 from sim.models.captured.ordering import SMALL_SORT, row_of
 from sim.models.captured.recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured.reductions import single_places, sum_shape
+from sim.models.captured.softmaxes import SOFTMAXES, softmax_kernel
 from sim.models.captured.solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured.waits import READ, waits_of
 from sim.models.operators import further_kernels
-from sim.models.torch_kernels.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
 
-SOFTMAX_BACKWARDS = {
-    "aten._softmax_backward_data": torch_softmax_backward,
-    "aten._log_softmax_backward_data": torch_log_softmax_backward,
-}
 # Place of the left matrix.
 MATMUL_INPUTS = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
@@ -69,6 +65,7 @@ CONTIGUOUS = {
     "aten.native_layer_norm_backward": 2,
     "aten.native_group_norm": 1,
     "aten.native_group_norm_backward": 2,
+    **dict.fromkeys(SOFTMAXES, 1),
 }
 COPIES = ("aten.clone", "aten.copy_")
 
@@ -99,8 +96,9 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
 
     A layer norm's are of an input whose elements do not lie together (layer_norm_kernel.cu: expect_contiguous), a group
     norm's also of images with the channels last (native/group_norm.cpp: native_group_norm, native_group_norm_backward),
-    until torch 2.15, whose result keeps them last. Some products are added to a copy (`_adds_to_copy`). A triangular
-    solver works in place on a copy of the right-hand sides in the result's order (BatchLinearAlgebra.cpp:
+    until torch 2.15, whose result keeps them last. A softmax's, and its gradient's, are of either (SoftMax.cu:
+    host_softmax, host_softmax_backward). Some products are added to a copy (`_adds_to_copy`). A triangular solver works
+    in place on a copy of the right-hand sides in the result's order (BatchLinearAlgebra.cpp:
     linalg_solve_triangular_out). A long sort along another dimension than the last runs on transposed copies of its
     input and results (Sort.cpp: sort_cuda_kernel).
     """
@@ -348,13 +346,7 @@ def _kernel(op: CapturedOperator, kind: str, kernel: str) -> str:
     """The kernel of an operator that is bound by memory; `kernel`: as the table of kernels names it."""
     if kind == "elementwise":
         return kernel_of(op)
-    if kind == "softmax" and not kernel:
-        read, made = op.inputs[0], op.outputs[0]
-        row = (made.shape or (1,))[-1]
-        if op.name in SOFTMAX_BACKWARDS:
-            return SOFTMAX_BACKWARDS[op.name](row)
-        return torch_softmax(row, read.bytes / max(1, read.elements), read.dtype != made.dtype)
-    return kernel
+    return softmax_kernel(op) if kind == "softmax" else kernel
 
 
 def is_convolution(op: CapturedOperator) -> bool:

@@ -1,4 +1,4 @@
-"""Which dimensions a sum goes over, and in which order torch walks through its input.
+"""Which dimensions a sum, or another reduction, goes over, and in which order torch walks through its input.
 
 torch drops dimensions of one place and joins those that lie in memory without gaps (ATen/TensorIterator.cpp:
 coalesce_dimensions). Threads go along the dimension whose neighbours lie closest: a summed one, or one that stays
@@ -18,7 +18,10 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.layout import contiguous
 from sim.models.torch_kernels.row_sums import WIDEST
 
-SUMS = ("aten.sum", "aten.mean")
+# All run in the template of sums (native/cuda: gpu_reduce_kernel in Reduce*.cu, TensorCompare.cu). Sums and means were
+# measured; the others are taken to be as fast.
+_SUMS = "sum mean nansum prod amax amin max min argmax argmin all any var std var_mean std_mean norm linalg_vector_norm"
+SUMS = tuple(f"aten.{name}" for name in _SUMS.split())
 
 
 class _Dim(NamedTuple):
@@ -28,7 +31,7 @@ class _Dim(NamedTuple):
 
 
 def sum_shape(op: CapturedOperator) -> SumShape | None:
-    """Return what a sum goes over; None of other operators."""
+    """Return what a sum or another reduction goes over; None of other operators."""
     if op.name not in SUMS or not op.inputs or not op.outputs:
         return None
     return summed_to(op.inputs[0], op.outputs[0].shape, op.outputs[0].strides)

@@ -1,0 +1,71 @@
+"""torch's softmax along a dimension behind which others lie, as over the classes of each pixel of an image.
+
+A thread goes through the numbers of one column, one after another; up to 64 columns share a block with several threads
+for each (ATen/native/cuda/SoftMax.cu: cunn_SpatialSoftMaxForward, cunn_SpatialSoftMaxBackward, and the launch shape in
+SpatialSoftMax_getBlockSize, SpatialSoftMax_getGridSize). In the machine code of torch 2.14 for Hopper
+(cuobjdump -sass libtorch_cuda.so) no load is issued before the one of the number before has come: three a number
+forward, for the largest, the sum and the result. Backward one thread loads four numbers at once for the sum, and then
+one after another; several threads do both one after another.
+
+No such kernel was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from sim.models.torch_kernels.latencies import LOAD_CLOCKS
+from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS
+
+BLOCK_THREADS, WARP_THREADS, THREADS = 1024, 32, 2048  # at most of a block; of a warp; of a multiprocessor
+SHARED_COLUMNS, SHARED_NUMBERS = 64, 64  # up to so many columns, of at least so many numbers, have several threads
+CACHE_BYTES = 50 * 2**20  # of an H100's or H200's second cache (NVIDIA H100 architecture, white paper)
+FORWARD_LOADS, BACKWARD_LOADS, SHARED_BACKWARD_LOADS = 3.0, 1.25, 2.0  # that wait, for each number
+
+
+class Columns(NamedTuple):
+    """A softmax of `numbers` for each of `outer` times `inner` columns, whose neighbours lie `inner` apart."""
+
+    outer: int
+    numbers: int
+    inner: int
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a column, and columns of a thread block.
+
+        >>> Columns(8, 21, 512 * 512).block, Columns(32, 32000, 128).block, Columns(4, 4096, 16).block
+        ((1, 1024), (1, 128), (64, 16))
+        """
+        columns = min(self.inner, BLOCK_THREADS)
+        if columns > SHARED_COLUMNS or self.numbers < SHARED_NUMBERS:
+            return 1, columns
+        most = min(BLOCK_THREADS // columns, self.numbers)
+        return 1 << (most.bit_length() - 1), columns
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Thread blocks along the outer dimensions and along the inner ones: about as many as run at once."""
+        threads, columns = self.block
+        warps = math.ceil(threads * columns / WARP_THREADS)
+        at_once = MULTIPROCESSORS * min(WARP_THREADS, THREADS // WARP_THREADS // warps)
+        along = min(math.ceil(self.inner / columns), at_once)
+        return min(math.ceil(at_once / along), self.outer), along
+
+    def clocks(self, backward: bool) -> float:
+        """Return the clocks of the blocks, which all run at once, for their columns one after another.
+
+        >>> round(Columns(32, 32000, 128).clocks(backward=False) / 1.98e6)  # milliseconds on an H200
+        23
+        """
+        threads, columns = self.block
+        outer, inner = self.grid
+        turns = math.ceil(self.outer / outer) * math.ceil(self.inner / (columns * inner))
+        loads = FORWARD_LOADS if not backward else BACKWARD_LOADS if threads == 1 else SHARED_BACKWARD_LOADS
+        return turns * math.ceil(self.numbers / threads) * loads * LOAD_CLOCKS
+
+    def fit_in_cache(self, element_bytes: float) -> bool:
+        """Tell whether the columns that are computed at once are still in the cache when they are read again."""
+        columns = math.prod(self.grid) * self.block[1]
+        return min(columns, self.outer * self.inner) * self.numbers * element_bytes <= CACHE_BYTES
