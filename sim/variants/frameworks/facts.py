@@ -37,6 +37,9 @@ class Framework(Struct, frozen=True):
     rotates_latents_in_slices: bool = False
     """rope of latent attention reads every second number of a head, or pairs of them as complex numbers, as
     `model.code` says [transformers/models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb_interleave]"""
+    multiplies_complex_rope: bool = False
+    """rope of latent attention, and of heads without norms with weights, is a product of complex numbers, torch's own
+    kernel between two compiled casts [torchtitan: models/common/rope.py, backend "complex"]"""
     puts_into_latent_keys: bool = False
     """keys of latent attention are put into an empty tensor, slice by slice
     [transformers/models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3Attention.expand_kv]"""
@@ -60,8 +63,7 @@ class Framework(Struct, frozen=True):
     """GPT-2's and GPT-NeoX-20B's GELU (`gelu_new`, `gelu_fast`) is separate operators, as its formula is written, not
     torch's kernel of it [transformers/activations.py: NewGELUActivation, FastGELUActivation]"""
     clamps_apart: bool = False
-    """a clamped gated activation clamps and joins both halves by separate operators before its kernel
-    [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""
+    """a clamped gated activation clamps and joins halves by operators before its kernel [core: fused_bias_geglu.py]"""
     fuses_residual: bool = False
     """bias, dropout and residual sum are one kernel [core/fusions/fused_bias_dropout.py]"""
     passes_biases_on: bool = False
