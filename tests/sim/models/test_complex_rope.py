@@ -31,9 +31,10 @@ def test_a_cast_a_product_and_a_cast_back(date: str) -> None:
     assert forward.bytes == backward.bytes == BYTES * ROTATED
 
 
-def test_norms_of_heads_come_with_real_products() -> None:
-    """torchtitan's Qwen 3 has cosines and sines (backend "cos_sin"), which Inductor joins in one kernel a tensor."""
-    forward, backward = ropes({**LLAMA, "qk_norm": True})
+@pytest.mark.parametrize("key", ["qk_norm", "scaled_rope"])
+def test_qwen_3_and_gpt_oss_have_real_products(key: str) -> None:
+    """torchtitan's have cosines and sines (backend "cos_sin"), which Inductor joins in one kernel a tensor."""
+    forward, backward = ropes({**LLAMA, key: True})
     assert (forward.kernels, forward.bytes) == (backward.kernels, backward.bytes) == (2, 4 * ROTATED)
 
 
