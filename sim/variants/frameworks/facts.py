@@ -32,7 +32,7 @@ class Framework(Struct, frozen=True):
     fuses_rope: bool = False
     """rope is one kernel for each tensor, not five [TE attention/rope.py]"""
     fuses_latent_rope: bool = False
-    """rope of latent attention's interleaved pairs is one kernel a tensor [core/fusions/fused_mla_yarn_rope_apply.py]"""
+    """rope of latent attention's pairs is one kernel a tensor [core/fusions/fused_mla_yarn_rope_apply.py]"""
     rotates_latents_in_slices: bool = False
     """rope of latent attention reads every second number of a head, or pairs of them as complex numbers, as
     `model.code` says [transformers/models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb_interleave]"""
