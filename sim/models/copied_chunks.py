@@ -31,8 +31,8 @@ def weight_gradient_copies(d: Dims, name: str, rows: int, width: int) -> Program
     """The copy of gathered rows for the weight gradient, which reads [batch·seq, hidden], where chunks have left
     [seq, batch, hidden]. Of one sequence these are the same; a recipe's transposing kernel reads either.
 
-    `_fused_all_gather_matmul_impl` returns `unflatten(A_flat)`. Code that Inductor of torch 2.6 generated on a CPU for
-    two sequences has a kernel for each of the four gathered tensors of a Llama layer, and none for one sequence.
+    `_fused_all_gather_matmul_impl` returns `unflatten(A_flat)`. Code that Inductor of torch 2.6 and 2.14 generated on a
+    CPU for two sequences has a kernel for each of the four gathered tensors of a Llama layer, and none for one sequence.
     """
     if not copies_chunks(d) or d.batch == 1 or d.recipe is not None:
         return ()
