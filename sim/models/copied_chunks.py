@@ -32,7 +32,8 @@ def weight_gradient_copies(d: Dims, name: str, rows: int, width: int) -> Program
     [seq, batch, hidden]. Of one sequence these are the same; a recipe's transposing kernel reads either.
 
     `_fused_all_gather_matmul_impl` returns `unflatten(A_flat)`. Code that Inductor of torch 2.6 and 2.14 generated on a
-    CPU for two sequences has a kernel for each of the four gathered tensors of a Llama layer, and none for one sequence.
+    CPU for two sequences has a kernel for each of the four gathered tensors of a Llama layer; for one, that of 2.6 has
+    none.
     """
     if not copies_chunks(d) or d.batch == 1 or d.recipe is not None:
         return ()
