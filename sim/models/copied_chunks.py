@@ -4,7 +4,8 @@ torch/distributed/_symmetric_memory/__init__.py: `_pipelined_multi_all_gather_an
 buffer that the others read, multiplies its own, then copies and multiplies the rows of each other rank.
 `_pipelined_produce_and_all2all` multiplies the rows of each other rank, which copies the result from there, and its own
 last; one kernel sums what arrived (`_fused_matmul_reduce_scatter_impl`). Work alternates between two streams, so the
-chunks of two ranks are taken for one matmul. Left out: barriers, of a few microseconds each.
+chunks of two ranks are taken for one matmul. Left out: barriers, of a few microseconds each; the copies of a layer's
+incoming gradient and of attention's result to the order in which chunks are read, of a rank's part alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,19 @@ Product = Callable[[int, str], Program]  # (number of rows, ending of the names)
 def copies_chunks(d: Dims) -> bool:
     """Tell whether matmuls and messages of sequence parallelism are such chunks."""
     return d.tp_overlap == "full" and d.sp and d.tp > 1 and d.framework.sequence.copied_chunks
+
+
+def weight_gradient_copies(d: Dims, name: str, rows: int, width: int) -> Program:
+    """The copy of gathered rows for the weight gradient, which reads [batch·seq, hidden], where chunks have left
+    [seq, batch, hidden]. Of one sequence these are the same; a recipe's transposing kernel reads either.
+
+    `_fused_all_gather_matmul_impl` returns `unflatten(A_flat)`. Code that Inductor of torch 2.6 and 2.14 generated on a
+    CPU for two sequences has a kernel for each of the four gathered tensors of a Llama layer; for one, that of 2.6 has
+    none.
+    """
+    if not copies_chunks(d) or d.batch == 1 or d.recipe is not None:
+        return ()
+    return (memory_op(f"{name}_order", Phase.WEIGHT_GRAD, "copy", rows * width, 2 * rows * width * d.act_bytes, d.act),)
 
 
 def _others(ranks: int) -> list[int]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, SumShape, TensorRole, Wait
-from sim.models.copied_chunks import copies_chunks, gather_chunks, scatter_chunks
+from sim.models.copied_chunks import copies_chunks, gather_chunks, scatter_chunks, weight_gradient_copies
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -267,6 +267,7 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
         again += linear_swizzles(d, spec, W)
         return cast + _input_gradient(d, spec, spec.rows) + again + _weight_gradients(d, spec)
     again += transposes(d, spec.name, spec.rows * spec.k) if d.sp else ()
+    again += weight_gradient_copies(d, spec.name, spec.rows, spec.k)
     again += linear_swizzles(d, spec, W)
     regathers = d.sp and not d.framework.keeps_gathered
     size, size_again = spec.rows * spec.k * d.act_bytes, spec.rows * spec.k * gathered_element_bytes(d)
@@ -329,6 +330,7 @@ def _row_backward(d: Dims, spec: Linear) -> Program:
     own, whole = gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
     last += casts_again(d, f"{spec.name}_grad", spec.rows * spec.n)
     last += transposes(d, f"{spec.name}_grad", spec.rows * spec.n)
+    last += weight_gradient_copies(d, f"{spec.name}_grad", spec.rows, spec.n)
     last += linear_swizzles(d, spec, W) + _weight_gradients(d, spec)
     size = spec.rows * spec.n * gathered_element_bytes(d)
     casts = (own, whole + weights)

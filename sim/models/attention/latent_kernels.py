@@ -35,6 +35,10 @@ _SLICES = (RopeKernels(9, 0, 3, 7), RopeKernels(16, 0, 3.5, 12))
 # numbers of 8 bytes, a cast back;
 # backward also the conjugate of the angles, which all heads share.
 _COMPLEX = (RopeKernels(2, 16, 1.5, 3), RopeKernels(2, 16, 1.5, 4))
+# torchtitan: models/llama3/model.py, apply_rotary_emb. Inductor generates no kernels of complex numbers
+# (torch/_inductor/lowering.py: `unsupported_input_tensor`), so that the product is torch's; both casts are compiled.
+# Recorded with torch 2.6 and 2.14 on a CPU.
+_COMPLEX_BETWEEN_CASTS = (RopeKernels(2, 16, 0.5, 3), RopeKernels(2, 16, 0.5, 4))
 # minicpm3/modeling_minicpm3.py: apply_rotary_pos_emb, as `sim.models.rope.rope`; the copy to tokens' order is
 # counted where queries' gradients are joined.
 _HALVES = (RopeKernels(10, 0, 4.5, 5), RopeKernels(15, 0, 4.5, 9))
@@ -49,6 +53,8 @@ ROPES = {"slices": _SLICES, "complex": _COMPLEX, "halves": _HALVES}
 
 def latent_rope(d: Dims, elements: float) -> Operator:
     """Rotary embedding of latent attention's two tensors, in whose heads pairs lie side by side (DeepSeek)."""
+    if d.framework.multiplies_complex_rope:
+        return rope_of_pairs(d, elements)
     return rope(d, elements) if d.framework.fuses_latent_rope else _in_kernels(d, elements, _PAIRS_APART)
 
 
@@ -60,8 +66,10 @@ def rope_of_latents(d: Dims, elements: float) -> Operator:
 
 
 def rope_of_pairs(d: Dims, elements: float) -> Operator:
-    """Rope of two tensors of `elements` in all, as the model's code pairs numbers (`ModelCode.rope_pairs`)."""
-    return _in_kernels(d, elements, ROPES[d.code.rope_pairs])
+    """Rope of two tensors of `elements` in all, as the model's code pairs numbers (`ModelCode.rope_pairs`), or as the
+    framework's does (`Framework.multiplies_complex_rope`)."""
+    of_framework = d.framework.multiplies_complex_rope
+    return _in_kernels(d, elements, _COMPLEX_BETWEEN_CASTS if of_framework else ROPES[d.code.rope_pairs])
 
 
 def _in_kernels(d: Dims, elements: float, directions: tuple[RopeKernels, RopeKernels]) -> Operator:
@@ -73,7 +81,9 @@ def _in_kernels(d: Dims, elements: float, directions: tuple[RopeKernels, RopeKer
         )
         for name, phase, k in zip(("rope", "rope_backward"), (F, I), directions, strict=True)
     )
-    return Operator("rope", (ahead,), (back,), backward_bytes=2 * elements * d.act_bytes)
+    in_fp32 = bool(directions[0].fp32_bytes)  # what the product reads and writes
+    held = 2 * elements * (FP32_BYTES if in_fp32 else d.act_bytes)
+    return Operator("rope", (ahead,), (back,), forward_bytes=in_fp32 * held, backward_bytes=held)
 
 
 def _moved(d: Dims, kernels: RopeKernels) -> float:

@@ -232,7 +232,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         share = 1.0 if self.rope_share is None else self.rope_share
         if self.scaled_rope or (d.framework.scales_rope_apart and not d.framework.fuses_rope):
             return scaled_rope(d, elements * share, round(self.head_dim * share))
-        if d.code.rope_pairs == "complex":
+        if d.code.rope_pairs == "complex" or (d.framework.multiplies_complex_rope and self.qk_norm in (False, "l2")):
             return rope_of_pairs(d, elements * share)
         of_norms = d.code.split == "select" and self.qk_norm == "layernorm"  # which copy what they are given
         return rope(d, elements * share, d.code.split != "heads" and not of_norms)

@@ -32,14 +32,15 @@ class Framework(Struct, frozen=True):
     fuses_rope: bool = False
     """rope is one kernel for each tensor, not five [TE attention/rope.py]"""
     fuses_latent_rope: bool = False
-    """rope of latent attention, with interleaved pairs, is one kernel for each tensor
-    [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; core/fusions/fused_mla_yarn_rope_apply.py]"""
+    """rope of latent attention's pairs is one kernel a tensor [core/fusions/fused_mla_yarn_rope_apply.py]"""
     rotates_latents_in_slices: bool = False
     """rope of latent attention reads every second number of a head, or pairs of them as complex numbers, as
     `model.code` says [transformers/models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb_interleave]"""
+    multiplies_complex_rope: bool = False
+    """rope of latent attention, and of heads without norms with weights, is a product of complex numbers, torch's own
+    kernel between two compiled casts [torchtitan: models/common/rope.py, backend "complex"]"""
     puts_into_latent_keys: bool = False
-    """keys of latent attention are put into an empty tensor, slice by slice
-    [transformers/models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3Attention.expand_kv]"""
+    """keys of latent attention are put into an empty tensor by slices [DeepseekV3Attention.expand_kv]"""
     assembles_in_latent_rope: bool = False
     """rope rotates queries of latent attention in place, and its kernel for the shared key writes keys and values of
     every head from the up-projection's result [core/fusions/fused_mla_yarn_rope_apply.py]"""
@@ -60,8 +61,7 @@ class Framework(Struct, frozen=True):
     """GPT-2's and GPT-NeoX-20B's GELU (`gelu_new`, `gelu_fast`) is separate operators, as its formula is written, not
     torch's kernel of it [transformers/activations.py: NewGELUActivation, FastGELUActivation]"""
     clamps_apart: bool = False
-    """a clamped gated activation clamps and joins both halves by separate operators before its kernel
-    [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""
+    """a clamped gated activation clamps and joins halves by operators before its kernel [core: fused_bias_geglu.py]"""
     fuses_residual: bool = False
     """bias, dropout and residual sum are one kernel [core/fusions/fused_bias_dropout.py]"""
     passes_biases_on: bool = False

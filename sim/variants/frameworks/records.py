@@ -50,14 +50,9 @@ NORM_SUMS_APART = (
     Former("2026-12", {"joins_norm_sums": 2.0}, "before torch 2.15: `nrow >= ncol * 2`"),
     Former("2026-01", {"joins_norm_sums": None}, "pytorch pull request 165370, in torch 2.10"),
 )
-ADAMW_FOREACH = Former(
-    "2025-08",
-    {"adamw_kernels": ("foreach", "fused")},
-    "transformers pull request 37358: adamw_torch_fused from torch 2.8 on",
-)
-TITAN_FOREACH = Former(  # the pull request is of 24 February
-    "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
-)
+FOREACH = {"adamw_kernels": ("foreach", "fused")}
+ADAMW_FOREACH = Former("2025-08", FOREACH, "transformers pull request 37358: adamw_torch_fused from torch 2.8 on")
+TITAN_FOREACH = Former("2025-03", FOREACH, "torchtitan pull request 881: fused is the default")  # of 24 February
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 # torchtitan cuts [batch, seq, hidden] along seq (models/llama3/infra/parallelize.py: `Shard(1)`).
 TITAN_SEQUENCE = SequenceMessages(orders=True, views_one=True, sums_apart=True, copied_chunks=True)
@@ -86,6 +81,7 @@ _COMPILED = Framework(
     fuses_hyper_connections=True,  # by chains
     fuses_adapter_sum=True,
     fuses_latent_rope=True,
+    multiplies_complex_rope=True,
     fuses_chains=True,
     joins_norm_sums=0.0,
     # torch/distributed/tensor/experimental/_attention.py: `convert_to_f32`. A compiled graph waits for a functional
@@ -194,6 +190,7 @@ _RECORDS = (
         token_steps="",
         counts_copies="",
         splits_expert_halves=False,
+        multiplies_complex_rope=False,
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,

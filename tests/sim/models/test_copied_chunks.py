@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from model_programs import GPT, LLAMA, comm_bytes, comms, make
 
-from sim.core.program import Comm, Compute, Item, Program, Wait
+from sim.core.program import Comm, Compute, Item, Phase, Program, Wait
 from sim.models.layer import layer_block
 from sim.models.output.head import head_block
 from sim.prices.operator_prices import Costs
@@ -120,3 +120,18 @@ def test_before_torch_2_8_the_last_sum_was_kept(more: dict[str, Any], tp: int, s
     block = layer_block(make(LLAMA, training, tp=tp, sp=tp > 1), 0)
     assert sum("reduce_scatter" in s.name for s in block.saved) == sums
     assert shown(block.recompute[-1]) == "swiglu"
+
+
+@pytest.mark.parametrize(("sequences", "copies"), [(1, 0), (2, 4)])
+def test_gathered_rows_of_several_sequences_are_copied_for_weight_gradients(sequences: int, copies: int) -> None:
+    """Code of torch 2.6's Inductor for a Llama layer: queries' and the MLP's inputs, and the gradients of both sums."""
+    training = {"framework": "compiled", "micro_batch_size": sequences}
+    backward = layer_block(make(LLAMA, training, tp=8, sp=True, tp_overlap="full"), 0).backward
+    found = [i for i in backward if isinstance(i, Compute) and i.kind == "copy" and i.phase is Phase.WEIGHT_GRAD]
+    assert [i.bytes for i in found] == [2 * SBH] * copies
+
+
+def test_a_transposing_kernel_reads_any_order() -> None:
+    training = {"framework": "compiled", "precision": "fp8"}
+    backward = layer_block(make(LLAMA, training, tp=8, sp=True, tp_overlap="full"), 0).backward
+    assert not [i for i in backward if isinstance(i, Compute) and i.kind == "copy" and i.phase is Phase.WEIGHT_GRAD]

@@ -53,7 +53,7 @@ def test_scaled_rope_is_separate_operators() -> None:
     assert rope.plain_host
 
 
-@pytest.mark.parametrize("framework", ["eager", "compiled", "nanotron"])
+@pytest.mark.parametrize("framework", ["eager", "transformers_compiled", "nanotron"])
 def test_a_factor_changes_nothing_elsewhere(framework: str) -> None:
     assert said(framework, "rope", scaled_rope=True) == said(framework, "rope")
 

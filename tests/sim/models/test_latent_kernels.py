@@ -55,8 +55,8 @@ def test_rope_of_latents_is_seven_kernels_a_tensor() -> None:
     assert (back.bytes, back.kernels) == (21 * size * 2, 28)
     # Two joins, and two products with the half that is negated; a compiler's kernels hide such arithmetic.
     assert (ahead.single_elements, back.single_elements) == (4.5 * size, 4.5 * size)
-    assert not said("compiled", "rope").single_elements
-    for fused in ("compiled", "megatron", "megatron_bridge"):
+    assert not said("transformers_compiled", "rope").single_elements
+    for fused in ("transformers_compiled", "megatron", "megatron_bridge"):
         assert said(fused, "rope").bytes == 2 * size * 2
 
 

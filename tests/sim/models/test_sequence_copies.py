@@ -8,8 +8,9 @@ import pytest
 from model_programs import GPT, LLAMA, make
 
 from sim.core.program import Comm, Compute, Program
+from sim.models.dims import Shard, dims
 from sim.models.embedding import embedding_block
-from sim.models.layer import layer_block
+from sim.models.layer import layer_block, layer_parts
 from sim.models.output.head import head_block
 
 SBH = 512 * 2 * 1024 * 2  # bytes of one [s, b, h] in 16 bits
@@ -67,8 +68,9 @@ def test_others_copy_nothing() -> None:
 
 
 def test_what_is_ordered_lies_beside_what_arrived() -> None:
-    peaks = [
-        layer_block(make(LLAMA, {"framework": "compiled", "micro_batch_size": n}, tp=4, sp=True), 0).forward_peak_bytes
-        for n in (1, 2)
-    ]
-    assert peaks[1] - 2 * peaks[0] == SBH
+    held = []
+    for n in (1, 2):
+        scenario = make(LLAMA, {"framework": "compiled", "micro_batch_size": n}, tp=4, sp=True)
+        parts = {o.name: o for o in layer_parts(scenario, dims(scenario), 0, Shard())}
+        held.append(parts["mlp_up"].forward_bytes)
+    assert held[1] - 2 * held[0] == SBH

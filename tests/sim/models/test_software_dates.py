@@ -305,3 +305,9 @@ def test_nemos_launcher_kept_cudnn_off_for_half_a_year() -> None:
         return len([i for i in block.forward if getattr(i, "name", "") == "attention_copies"])
 
     assert (copies(1), copies(2)) == (0, 1)
+
+
+def test_a_row_ran_in_the_year_that_its_id_names_if_the_table_s_software_is_older() -> None:
+    table = "torch 1963fc8 (2024-12-23) for t1 to t6; others per source"
+    dates = [stated_training(table, {"id": f"llama_{year}_h2048"})["software_date"] for year in ("2025", "2024", "b2")]
+    assert dates == ["2025-07", "2024-12-23", "2024-12-23"]

@@ -93,6 +93,7 @@ PAGE_ROWS = {  # of the table of docs/fused_kernels.md: how the row begins, and 
     "and all": ("training.framework=compiled",),
     "and the loss": ("training.framework=compiled", "training.cross_entropy=fused"),
     "or the loss": ("training.framework=compiled", "training.cross_entropy=chunked"),
+    "rope, too": ("training.framework=transformers_compiled", "training.cross_entropy=chunked"),
 }
 SMALL_BATCH = ("training.global_batch_size=16", "training.micro_batch_size=1", "training.recompute=none")
 
