@@ -71,7 +71,7 @@ class Pricing:
         self._groups: dict[tuple[str, int], list[int]] = {}
         # Only simulated ranks are priced again; keeping a group for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
-        self._comms: dict[tuple[str, str, float, bool, bool, bool, int], Priced] = {}
+        self._comms: dict[tuple[str, str, float, bool, bool, int | None, int], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool | None], Priced] = {}
 
     def on(self, rank: int) -> Price:
@@ -132,28 +132,29 @@ class Pricing:
     def comm(self, comm: Comm, rank: int) -> Priced:
         """Price a collective within the group of `rank`."""
         # The item's name and stream do not change its price.
-        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, comm.copied, rank)
+        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, comm.sms, rank)
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
             # Copies to the host run on copy engines, without multiprocessors and NCCL calls.
             if found.seconds and comm.kind not in HOST_COPIES:
                 own = self.costs_of(rank).coefficients
-                share = 0.0 if comm.copied else self._channel_share(self.group(comm.group, rank))
-                slows = own.collective_sm_share * share
+                slows = own.collective_sm_share * self._channel_share(comm, rank)
                 host_s = own.group_launch_s if comm.within_call else own.host_collective_s
                 host_s = 0.0 if self._graphs or comm.graphed else host_s
                 found = found._replace(host_s=host_s, slows=slows)
             self._comms[key] = found
         return found
 
-    def _channel_share(self, ranks: list[int]) -> float:
-        """Return NCCL's channels for a group ÷ those within a node.
+    def _channel_share(self, comm: Comm, rank: int) -> float:
+        """Return a message's multiprocessors ÷ NCCL's channels within a node.
 
         Between nodes there are two for each NIC that the group uses in a node, and four if NICs are fast and few
         (src/graph/connect.cc: "4 compute channels per search channel").
         """
-        cluster = self.plan.scenario.cluster
+        if comm.sms is not None:
+            return comm.sms / NODE_CHANNELS
+        cluster, ranks = self.plan.scenario.cluster, self.group(comm.group, rank)
         # Ranks ascend, so the first and the last rank show whether all share an NVLink domain.
         if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
             return 1.0
