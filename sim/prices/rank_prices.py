@@ -34,6 +34,12 @@ FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # each rank gets S / n, so a node's members get their part only
 
 
+def _channels(comm: Comm, channels: int) -> int:
+    """Return how many of NCCL's channels a collective uses: an all-to-all's sends and receives use a power of two (NCCL
+    2.28, src/graph/paths.cc: ncclTopoComputeP2pChannels)."""
+    return 1 << (channels - 1).bit_length() if comm.kind == "all_to_all" else channels
+
+
 def host_copy(costs: Costs, network: Network, kind: str, size_bytes: float, rank: int) -> Priced:
     """Price a copy between a GPU and its host's memory: as measured, else by the link's bandwidth."""
     measured = costs.collective(kind, 1, size_bytes)
@@ -155,15 +161,17 @@ class Pricing:
         if comm.sms is not None:
             return comm.sms / NODE_CHANNELS
         cluster, ranks = self.plan.scenario.cluster, self.group(comm.group, rank)
-        # Ranks ascend, so the first and the last rank show whether all share an NVLink domain.
-        if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
+        if cluster.gpu.sm_count <= 1:
             return 1.0
+        # Ranks ascend, so the first and the last rank show whether all share an NVLink domain.
+        if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus:
+            return _channels(comm, NODE_CHANNELS) / NODE_CHANNELS
         inter = cluster.inter_node
         channels = 2 * max(1, self._in_first_node(ranks) * inter.nics_per_node // cluster.gpus_per_node)
         if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
             channels *= 2
         # Limited, because `collective_sm_share` was measured with the channels within a node.
-        return min(1.0, channels / NODE_CHANNELS)
+        return _channels(comm, min(channels, NODE_CHANNELS)) / NODE_CHANNELS
 
     def _in_first_node(self, ranks: list[int]) -> int:
         """Count the members of a group (ascending ranks) in its first member's node."""

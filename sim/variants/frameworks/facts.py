@@ -265,6 +265,8 @@ class Framework(Struct, frozen=True):
     loops_over_experts: bool = False
     """a grouped matmul and the quantization of its operands are launched expert by expert, in a loop [TE
     common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl]"""
+    hybridep_sms: int = 16
+    """multiprocessors of HybridEP's kernels [core/transformer/transformer_config.py: moe_hybridep_num_sms]"""
     pads_experts: bool = False
     """rows of 8-bit experts are copied to fill up each expert's to multiples of a tile, and back [TE fp8_padding.py]"""
     fused_experts_tile: int = 0

@@ -256,6 +256,7 @@ MEGATRON_BRIDGE = replace(
     name="megatron_bridge",
     kin="megatron",
     userbuffers=RECIPES,
+    hybridep_sms=32,  # scripts/performance/utils/overrides.py
     fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
     router=FUSED_ROUTER,  # configs: moe_router_fusion
     kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
