@@ -33,6 +33,7 @@ from sim.validation.script_records import (
     QWEN3_235B,
     SHARED_BESIDE,
     TOKEN_DROP,
+    TP_BESIDE_WEIGHTS,
     VR200,
     WHOLE_GRAPH,
     WITHOUT_ATTENTION,
@@ -87,6 +88,7 @@ def _deepseek() -> Iterator[LaunchScript]:
         layouts=((8, 2),),
     )
     yield script(selective("mla_up_proj"), "configs/deepseek", BLACKWELL)
+    yield script(TP_BESIDE_WEIGHTS, "recipes/deepseek/deepseek_v3.py: tp_comm_overlap False")
     # moe_router_num_groups 8, moe_router_group_topk 4
     yield script({"model": {"moe": {"max_nodes_per_token": 4}}}, "configs/deepseek", H100)
     yield script(PAIRED, "utils/helpers.py: set_moe_a2a_overlap_overrides", H100, until="2026-01")
@@ -155,6 +157,7 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     else:
         # Every preset of these rows' layouts that has the switch sets it; the first are of December 2025.
         yield script(PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11")
+        yield later(TP_BESIDE_WEIGHTS, gpus=H100)  # tp_comm_overlap False
         yield later(WITHOUT_ATTENTION, gpus=("gb300",), until="2026-04", layouts=((1, 1), (4, 12)))
         yield script(PAIRED, "configs/qwen3, until 1760", B200, "2025-11", "2026-01", layouts=((8, 2),))
         yield later(PAIRED, gpus=B300, until="2026-04", layouts=((8, 4),))

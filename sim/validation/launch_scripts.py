@@ -118,10 +118,12 @@ def _nemo() -> Iterator[LaunchScript]:
 SCRIPTS = (*expert_scripts(), *_parameters(), *_llama(), *_nemo())
 
 
-def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
+def with_launch_script(scenario: dict[str, Any], shared: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A row's scenario, and under it what its trainer's script sets for this model, GPU and release.
 
     The scripts pre-train. A row with adapters, and one whose release or machine is not known, is left as it is.
+    `shared`: what all rows of its table have and it does not say itself. A layout there yields to a script's: the table
+    says it of all models at once.
     """
     training, model = scenario.get("training"), scenario.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping):
@@ -141,12 +143,17 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
         "zero": layout.get("zero", 0),
         "mlp": model.get("mlp", "swiglu"),
     }
+    said = dict[str, Any]()
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until
         meant = meant and (pairs or "ep_overlap" not in script.changes.get("parallelism", {}))
         if meant and all(value in (getattr(script, key) or [value]) for key, value in row.items()):
-            scenario = merge(script.changes, scenario)
-    return scenario
+            said = merge(script.changes, said)
+    general = (shared or {}).get("parallelism") or {}
+    yielding = [key for key in said.get("parallelism", {}) if key in general and layout.get(key) == general[key]]
+    left = {"parallelism": {key: value for key, value in layout.items() if key not in yielding}} if yielding else {}
+    made: dict[str, Any] = merge(said, scenario | left)
+    return made
 
 
 def _pairs(layout: Mapping[str, Any]) -> bool:

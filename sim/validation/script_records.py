@@ -65,6 +65,7 @@ FULL_ITERATION = merge(WHOLE_GRAPH | PAIRED, {"training": {"fused_experts": True
 HEAD_NORMS = {"model": {"qk_norm": True}}
 SHARED_BESIDE = {"training": {"moe_shared_expert_overlap": True}}  # with NCCL's exchanges, unless they pair
 DEEP_EP, HYBRID_EP = ({"parallelism": {"ep_dispatcher": name}} for name in ("deepep", "hybridep"))
+TP_BESIDE_WEIGHTS = {"parallelism": {"tp_overlap": "wgrad"}}  # without userbuffers, as Transformer Engine always does
 NOT_RECOMPUTED = {"training": {"recompute": "none"}}
 # recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
 # and Et*4|(t*4|)*14tmL on pp 2.

@@ -253,3 +253,25 @@ def test_a_script_for_all_layouts_comes_behind_those_for_one() -> None:
     for date, found in (("2026-02", MODULES), ("2026-06", ("mla_up_proj",))):
         made = with_launch_script(row(DEEPSEEK_V3, "dgx-b300", "bf16", date, pp=8, virtual_stages=2, ep=8, zero=1))
         assert set(made["training"]["recompute"]["modules"]) == set(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "date", "own", "found"),
+    [
+        (DEEPSEEK_V3, "dgx-h100", "2025-09", {}, "wgrad"),
+        (QWEN3_235B, "dgx-h100", "2026-02", {}, "wgrad"),
+        (QWEN3_235B, "dgx-h100", "2026-02", {"tp_overlap": "full"}, "full"),
+        (QWEN3_235B, "dgx-h100", "2025-11", {}, "full"),
+        (QWEN3_235B, "gb200-nvl72", "2026-02", {}, "full"),
+    ],
+)
+def test_a_script_beats_what_a_table_says_of_all_models(
+    model: Sizes, cluster: str, date: str, own: dict[str, str], found: str
+) -> None:
+    """recipes/deepseek/deepseek_v3.py and configs/qwen: `tp_comm_overlap`. The row's own layout stands."""
+    one = row(model, cluster, "bf16", date, tp=2, pp=8, virtual_stages=4, ep=32)
+    whole = {"parallelism": {"tp_overlap": "full"}}
+    one["parallelism"] = whole["parallelism"] | one["parallelism"] | own
+    made = with_launch_script(one, {} if own else whole)
+    assert made["parallelism"]["tp_overlap"] == found
+    assert made["parallelism"]["tp"] == 2

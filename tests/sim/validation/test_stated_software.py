@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.validation.launch_scripts import DEEPSEEK_STAGES, DEEPSEEK_V3
+from sim.validation.script_records import DEEPSEEK_STAGES, DEEPSEEK_V3
 from sim.validation.tables import read_table
 from sim.validation.what_ran import with_what_ran
 
