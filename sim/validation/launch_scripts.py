@@ -134,7 +134,8 @@ def with_launch_script(scenario: dict[str, Any], shared: Mapping[str, Any] | Non
         return scenario
     layout = scenario.get("parallelism")
     layout = layout if isinstance(layout, Mapping) else {}
-    pairs = _pairs(layout)
+    cannot = {"ep_overlap"} if not _pairs(layout) else set()
+    cannot |= {"tp_overlap"} if layout.get("tp", 1) == 1 else set()
     row = {
         "gpus": cluster.gpu.name,
         "precisions": training.get("precision", "bf16"),
@@ -146,7 +147,7 @@ def with_launch_script(scenario: dict[str, Any], shared: Mapping[str, Any] | Non
     said = dict[str, Any]()
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until
-        meant = meant and (pairs or "ep_overlap" not in script.changes.get("parallelism", {}))
+        meant = meant and not cannot & set(script.changes.get("parallelism", {}))
         if meant and all(value in (getattr(script, key) or [value]) for key, value in row.items()):
             said = merge(script.changes, said)
     general = (shared or {}).get("parallelism") or {}
