@@ -167,6 +167,8 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
 def _gpt_oss() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, BRIDGE, GPT_OSS_120B, since="2026-01")
     mx = ("mxfp8",)
+    unfused = {"training": {"bias_dropout_fusion": False}}
+    yield LaunchScript(BRIDGE, GPT_OSS_120B, unfused, "models/gpt_oss/gpt_oss_bridge.py: bias_dropout_fusion")
     graphed = merge(NOT_RECOMPUTED, FULL_ITERATION)
     in_8_bits = merge(ATTENTION_IN_8_BITS, PROJECTED_IN_8_BITS)
     yield script(in_8_bits, "perf_recipes/gpt_oss of 0.6.2", (*NVL72, *VR200), precisions=mx, since="2026-08")

@@ -63,12 +63,15 @@ OFFLOADED_LAYERS = {
 def _parameters() -> Iterator[LaunchScript]:
     """What recipes of all releases say of parameters, their gradients and the optimizer's states."""
     kept = {"training": {"fp8_param_gather": True}}
-    script = partial(LaunchScript, BRIDGE, changes=kept, source="training/mixed_precision.py: fp8_param_gather")
+    in_8_bits = partial(LaunchScript, BRIDGE, changes=kept, source="training/mixed_precision.py: fp8_param_gather")
+    remainders, bf16 = {"training": {"master_weights": REMAINDERS}}, ("bf16",)
+    # Until recipes of 0.6 run by themselves: use_precision_aware_optimizer (before 26.02 in utils/helpers.py).
+    aware = partial(LaunchScript, BRIDGE, changes=remainders, source="utils/overrides.py: set_post_overrides")
     for model in (DEEPSEEK_V3, QWEN3_30B, QWEN3_235B, GPT_OSS_120B, LLAMA3_8B, LLAMA3_70B, LLAMA31_405B):
-        yield script(model, precisions=("fp8", "mxfp8"), recipes=("default", "tensorwise", "mxfp8"), zero=(1,))
+        yield in_8_bits(model, precisions=("fp8", "mxfp8"), recipes=("default", "tensorwise", "mxfp8"), zero=(1,))
+        yield aware(model, until="2026-08", precisions=bf16, zero=(1,))
     script = partial(LaunchScript, BRIDGE, DEEPSEEK_V3)
     yield script({"training": {"optimizer_dtype": "bf16"}}, "recipes/deepseek/deepseek_v3.py: exp_avg_dtype")
-    remainders, bf16 = {"training": {"master_weights": REMAINDERS}}, ("bf16",)
     yield script(remainders, "the same: use_precision_aware_optimizer", precisions=bf16, zero=(1,))
     yield script({"parallelism": {"dp_sync": "after_backward"}}, "configs/deepseek: overlap_grad_reduce False", H100)
 

@@ -275,3 +275,23 @@ def test_a_script_beats_what_a_table_says_of_all_models(
     made = with_launch_script(one, {} if own else whole)
     assert made["parallelism"]["tp_overlap"] == found
     assert made["parallelism"]["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "date", "zero", "found"),
+    [
+        (QWEN3_235B, "bf16", "2025-11", 1, "remainders"),
+        (GPT_OSS_120B, "bf16", "2026-06", 1, "remainders"),
+        (GPT_OSS_120B, "bf16", "2026-08", 1, None),
+        (DEEPSEEK_V3, "bf16", "2026-08", 1, "remainders"),
+        (QWEN3_235B, "bf16", "2025-11", 3, None),
+        (QWEN3_235B, "mxfp8", "2026-02", 1, None),
+    ],
+)
+def test_sixteen_bits_have_the_precision_aware_optimizer(
+    model: Sizes, precision: str, date: str, zero: int, found: str | None
+) -> None:
+    """scripts/performance/utils/overrides.py: `set_post_overrides`; recipes of 0.6.2 have it for DeepSeek alone."""
+    training = with_launch_script(row(model, "gb200-nvl72", precision, date, pp=1, ep=8, zero=zero))["training"]
+    assert training.get("master_weights") == found
+    assert training.get("bias_dropout_fusion") is (False if model == GPT_OSS_120B else None)
