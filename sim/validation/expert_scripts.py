@@ -143,7 +143,8 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
         yield whole(gpus=BLACKWELL, precisions=("nvfp4",), layouts=((8, 3), (4, 12)))
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
-    yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
+    graphed_on = BLACKWELL if model == QWEN3_30B else NVL72
+    yield script(WHOLE_GRAPH, "configs/qwen3", graphed_on, until="2025-11")
     later = partial(script, source="configs/qwen", since="2026-01")
     if model == QWEN3_30B:
         h100 = partial(script, WITHOUT_ATTENTION, "2477", H100, "2026-03", precisions=("bf16",), layouts=((1, 1),))
@@ -161,7 +162,7 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
         yield later(WITHOUT_ATTENTION, gpus=("gb300",), until="2026-04", layouts=((1, 1), (4, 12)))
         yield script(PAIRED, "configs/qwen3, until 1760", B200, "2025-11", "2026-01", layouts=((8, 2),))
         yield later(PAIRED, gpus=B300, until="2026-04", layouts=((8, 4),))
-    yield later(GRAPHED_PARTS, gpus=BLACKWELL if model == QWEN3_30B else NVL72)
+    yield later(GRAPHED_PARTS, gpus=graphed_on)
 
 
 def _gpt_oss() -> Iterator[LaunchScript]:

@@ -212,6 +212,8 @@ def test_four_bits_of_qwen3_are_captured_whole(
         (DEEPSEEK_V3, "dgx-b200", "mxfp8", "2026-04", (16, 1), (None, None, "hybridep")),
         (DEEPSEEK_V3, "dgx-b300", "mxfp8", "2026-06", (8, 2), ("step", True, "hybridep")),
         (DEEPSEEK_V3, "dgx-b300", "mxfp8", "2026-06", (8, 1), ("layers", None, "hybridep")),
+        (QWEN3_235B, "dgx-b200", "mxfp8", "2025-09", (8, 4), (None, None, None)),
+        (QWEN3_30B, "dgx-b200", "mxfp8", "2025-09", (1, 1), ("step", None, None)),
         (QWEN3_235B, "dgx-b200", "mxfp8", "2025-11", (8, 2), (None, True, None)),
         (QWEN3_235B, "dgx-b200", "bf16", "2026-02", (8, 4), (None, None, None)),
         (QWEN3_235B, "dgx-b300", "bf16", "2026-02", (8, 4), (None, True, None)),
