@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.core.actions import Kind
@@ -47,7 +49,7 @@ def slows(cluster: str, group: str, kind: str = "reduce_scatter", **layout: int)
         ("gb200-nvl72", "dp_cp", {"tp": 8, "dp": 8}, 24),  # one NVLink domain
     ],
 )
-def test_channels_of_a_group(cluster: str, group: str, layout: dict[str, int], channels: int) -> None:
+def test_channels_of_a_group(cluster: str, group: str, layout: dict[str, Any], channels: int) -> None:
     assert slows(cluster, group, **layout) == pytest.approx(channels, rel=0.01)
 
 
