@@ -17,6 +17,7 @@ from sim.variants.frameworks.parts import (
     ZeroEngine,
 )
 from sim.variants.frameworks.records import FRAMEWORKS
+from sim.variants.frameworks.userbuffers import UserBuffers
 from sim.variants.recipes import RECIPES, Pass
 
 
@@ -79,6 +80,9 @@ def _shown(value: object) -> str:
         return "; ".join(
             f"{name} {str(x).lower() if isinstance(x, bool) else _shown(x)}" for name, x in changed.items()
         )
+    if isinstance(value, UserBuffers):
+        of_each = (" ".join(map(str, sms)) for sms in (value.attention, value.mlp))
+        return "; ".join((*of_each, *(["rings"] if value.rings_of_low_precision else [])))
     if isinstance(value, RouterKernels):
         return f"{value.forward_kernels} and {value.backward_kernels}"
     if isinstance(value, bool):

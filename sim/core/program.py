@@ -197,7 +197,8 @@ class Comm(Struct, frozen=True):
     collective on another stream that this one waits for, too. `behind_input`: it waits for the action's input, without
     which parameters are gathered otherwise. `of_loss`: only the loss needs it, which a teacher does
     not compute. `within_call`: the library's call of the matmul beside it issues it, too.
-    `graphed`: as a computation's. `copied`: copy engines move it, so that no multiprocessor is taken from computations.
+    `graphed`: as a computation's. `sms`: multiprocessors that it takes from computations beside it, 0 if copy engines
+    move it; None: those of NCCL's channels.
     """
 
     name: str
@@ -213,7 +214,7 @@ class Comm(Struct, frozen=True):
     of_loss: bool = False
     within_call: bool = False
     graphed: bool = False
-    copied: bool = False
+    sms: int | None = None
 
 
 def exchanges_tokens(item: object) -> TypeGuard[Comm]:

@@ -52,7 +52,7 @@ def _others(ranks: int) -> list[int]:
 def _message(d: Dims, name: str, kind: str, size: float, ranks: int, phase: Phase) -> Comm:
     """The copies of the rows of `ranks` ranks; the rows of all ranks have `size` bytes."""
     made = collective(name, kind, size * ranks / (d.tp - 1), phase, name)
-    return replace(made, within_call=True, copied=True)
+    return replace(made, within_call=True, sms=0)
 
 
 def _chunk(product: Product, rows: int, ranks: int, place: int) -> Program:

@@ -141,7 +141,7 @@ class Dims(Struct, frozen=True):
     @property
     def overlaps_in_library(self) -> bool:
         """Whether one call of a library issues a matmul and the messages beside it (`Framework`)."""
-        return self.tp_overlap == "full" and self.sp and self.framework.overlaps_in_library
+        return self.tp_overlap == "full" and self.sp and self.framework.userbuffers is not None
 
     def vocabulary_of(self, m: ModelConfig) -> int:
         """Entries of a rank's part of a model's vocabulary, as the framework pads it."""

@@ -43,6 +43,7 @@ from sim.models.precision.quantizing import (
 )
 from sim.models.precision.swizzles import linear_swizzles
 
+MLP_TARGETS = ("mlp_up", "mlp_down")
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
 
 
@@ -116,14 +117,30 @@ def _chunks(d: Dims, spec: Linear) -> int:
     return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
-def _within_call(d: Dims, items: Program) -> Program:
-    """Items as the library's call for a matmul issues them after its first kernel."""
+def _within_call(d: Dims, items: Program, sms: int | None = None) -> Program:
+    """Items as the library's call for a matmul issues them after its first kernel; its messages take `sms`."""
     if not d.overlaps_in_library:
         return items
+    made = (replace(i, sms=sms) if isinstance(i, Comm) else i for i in items)
     return tuple(
         replace(i, within_call=True) if isinstance(i, Comm) or (isinstance(i, Compute) and i.kind == "gemm") else i
-        for i in items
+        for i in made
     )
+
+
+def _library_sms(d: Dims, spec: Linear) -> tuple[int | None, int | None, int | None]:
+    """Multiprocessors of the library's messages beside the input gradient, the weight gradient, and in a row layer."""
+    buffers = d.framework.userbuffers
+    if buffers is None:
+        return None, None, None
+    return buffers.mlp if spec.target in MLP_TARGETS else buffers.attention
+
+
+def _scatters_round_ring(d: Dims) -> bool:
+    """Tell whether the library brings a row layer's result home round a ring (`UserBuffers`)."""
+    buffers = d.framework.userbuffers
+    low = d.recipe is not None and d.lora is None
+    return d.overlaps_in_library and low and buffers is not None and buffers.rings_of_low_precision
 
 
 def _gather_chunks(d: Dims, spec: Linear) -> int:
@@ -181,7 +198,7 @@ def _over_gathered(
     kind = "send_recv" if ring else "all_gather"
     names = [f"{name}{c}" for c in range(parts)]
     sent = tuple(collective(x, kind, size / parts, phase, x) for x in names[ring:])
-    items: list[Item] = [*own, *_within_call(d, sent), *whole]
+    items: list[Item] = [*own, *_within_call(d, sent, sms=0), *whole]
     for c, handle in enumerate(names):
         made = product(d, spec, ceil_div(spec.rows, parts), f"_chunk{c}")
         items += [] if ring and c == 0 else [Wait(handle, phase)]
@@ -218,13 +235,28 @@ def _row_forward(d: Dims, spec: Linear) -> Program:
         return (*before, *made, collective(f"{spec.name}_{kind}", kind, size, F))
     if copies_chunks(d):
         return (*before, *scatter_chunks(d, spec.rows, F, f"{spec.name}_{kind}", size, partial(_gemms, d, spec)))
+    if _scatters_round_ring(d):
+        return (*before, *_row_ring(d, spec, size))
     items: list[Item] = list(before)
     names = [f"{spec.name}_{kind}{c}" for c in range(chunks)]
     for c, name in enumerate(names):
         chunk = _gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}")
         items += _within_call(d, chunk) if c else chunk
-        items += _within_call(d, (collective(name, kind, size / chunks, F, name),))
+        items += _within_call(d, (collective(name, kind, size / chunks, F, name),), _library_sms(d, spec)[2])
     return (*items, *(Wait(name, F) for name in names))
+
+
+def _row_ring(d: Dims, spec: Linear, size: float) -> Program:
+    """A row layer's matmul, whose result of `size` bytes each other rank gets of its rows; its own come last, and a
+    kernel sums what arrived."""
+    items: list[Item] = []
+    names = [f"{spec.name}_scatter{c}" for c in range(d.tp - 1)]
+    for c in range(d.tp):
+        chunk = _gemms(d, spec, ceil_div(spec.rows, d.tp), f"_chunk{c}")
+        items += _within_call(d, chunk) if c else chunk
+        items += _within_call(d, tuple(collective(n, "send_recv", size / d.tp, F, n) for n in names[c : c + 1]), 0)
+    summed = memory_op(f"{spec.name}_sum", F, "elementwise", size / d.act_bytes, size + size / d.tp, d.act)
+    return (*items, *(Wait(name, F) for name in names), summed)
 
 
 def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "", only: int | None = None) -> Program:
@@ -276,9 +308,10 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     apart = d.framework.sequence.sums_apart and len(spec.outs) > 1
     blocking = d.tp_overlap == "none" or apart or (d.framework.sequence.copied_chunks and not d.sp)
     items: list[Item] = []
+    beside_input, beside_weights, _ = _library_sms(d, spec)
     early = _overlaps_gathers(d)
     if regathers and early:
-        items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),))
+        items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),), beside_input)
     items += cast
     if copies_chunks(d) and not apart:
         items += scatter_chunks(d, spec.rows, I, name, size, partial(_input_gradient, d, spec))
@@ -289,7 +322,8 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     names = [handle for handle, _ in parts]
     for handle, made in parts:
         items += made
-        items += _within_call(d, (collective(handle, kind, size / chunks, I, "" if blocking else handle),))
+        sent = collective(handle, kind, size / chunks, I, "" if blocking else handle)
+        items += _within_call(d, (sent,), beside_weights)
     if regathers:
         items.append(collective(regather, "all_gather", size_again, W) if not early else Wait(regather, W))
     items += (*again, *_weight_gradients(d, spec))

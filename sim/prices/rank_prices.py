@@ -34,6 +34,12 @@ FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # each rank gets S / n, so a node's members get their part only
 
 
+def _channels(comm: Comm, channels: int) -> int:
+    """Return how many of NCCL's channels a collective uses: an all-to-all's sends and receives use a power of two (NCCL
+    2.28, src/graph/paths.cc: ncclTopoComputeP2pChannels)."""
+    return 1 << (channels - 1).bit_length() if comm.kind == "all_to_all" else channels
+
+
 def host_copy(costs: Costs, network: Network, kind: str, size_bytes: float, rank: int) -> Priced:
     """Price a copy between a GPU and its host's memory: as measured, else by the link's bandwidth."""
     measured = costs.collective(kind, 1, size_bytes)
@@ -71,7 +77,7 @@ class Pricing:
         self._groups: dict[tuple[str, int], list[int]] = {}
         # Only simulated ranks are priced again; keeping a group for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
-        self._comms: dict[tuple[str, str, float, bool, bool, bool, int], Priced] = {}
+        self._comms: dict[tuple[str, str, float, bool, bool, int | None, int], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool | None], Priced] = {}
 
     def on(self, rank: int) -> Price:
@@ -132,37 +138,40 @@ class Pricing:
     def comm(self, comm: Comm, rank: int) -> Priced:
         """Price a collective within the group of `rank`."""
         # The item's name and stream do not change its price.
-        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, comm.copied, rank)
+        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, comm.sms, rank)
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
             # Copies to the host run on copy engines, without multiprocessors and NCCL calls.
             if found.seconds and comm.kind not in HOST_COPIES:
                 own = self.costs_of(rank).coefficients
-                share = 0.0 if comm.copied else self._channel_share(self.group(comm.group, rank))
-                slows = own.collective_sm_share * share
+                slows = own.collective_sm_share * self._channel_share(comm, rank)
                 host_s = own.group_launch_s if comm.within_call else own.host_collective_s
                 host_s = 0.0 if self._graphs or comm.graphed else host_s
                 found = found._replace(host_s=host_s, slows=slows)
             self._comms[key] = found
         return found
 
-    def _channel_share(self, ranks: list[int]) -> float:
-        """Return NCCL's channels for a group ÷ those within a node.
+    def _channel_share(self, comm: Comm, rank: int) -> float:
+        """Return a message's multiprocessors ÷ NCCL's channels within a node.
 
         Between nodes there are two for each NIC that the group uses in a node, and four if NICs are fast and few
         (src/graph/connect.cc: "4 compute channels per search channel").
         """
-        cluster = self.plan.scenario.cluster
-        # Ranks ascend, so the first and the last rank show whether all share an NVLink domain.
-        if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
+        if comm.sms is not None:
+            return comm.sms / NODE_CHANNELS
+        cluster, ranks = self.plan.scenario.cluster, self.group(comm.group, rank)
+        if cluster.gpu.sm_count <= 1:
             return 1.0
+        # Ranks ascend, so the first and the last rank show whether all share an NVLink domain.
+        if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus:
+            return _channels(comm, NODE_CHANNELS) / NODE_CHANNELS
         inter = cluster.inter_node
         channels = 2 * max(1, self._in_first_node(ranks) * inter.nics_per_node // cluster.gpus_per_node)
         if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
             channels *= 2
         # Limited, because `collective_sm_share` was measured with the channels within a node.
-        return min(1.0, channels / NODE_CHANNELS)
+        return _channels(comm, min(channels, NODE_CHANNELS)) / NODE_CHANNELS
 
     def _in_first_node(self, ranks: list[int]) -> int:
         """Count the members of a group (ascending ranks) in its first member's node."""

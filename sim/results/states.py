@@ -299,7 +299,7 @@ def _workspaces(plan: Plan, stages: Sequence[Stage], experts: bool) -> float:
     if t.cublas_workspace_config is not None and size.torch:
         size = replace(size, torch=chosen_workspace_bytes(t.cublas_workspace_config))
     p = plan.scenario.parallelism
-    overlaps = p.tp_overlap == "full" and p.tp > 1 and p.sp and framework.overlaps_in_library
+    overlaps = p.tp_overlap == "full" and p.tp > 1 and p.sp and framework.userbuffers is not None
     streams = OVERLAP_STREAMS if overlaps else 1
     grouped = experts and t.moe_grouped_gemm is None
     own = framework.grouped_streams * grouped + framework.engine_workspaces * streams

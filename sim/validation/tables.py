@@ -87,12 +87,14 @@ def _row(data: object, where: str, table: _Whole) -> Measurement:
         given = _mapping(row.get("measured"), f"{where}.measured")
         answers = {key: value for key, value in given.items() if isinstance(value, bool)}
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
-        scenario = merge(table.shared, _scenario(row.get("scenario"), f"{where}.scenario"))
+        own = _scenario(row.get("scenario"), f"{where}.scenario")
+        scenario = merge(table.shared, own)
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
             training = with_adapter_dropout(scenario["training"], table.assumptions)
             scenario = scenario | {"training": with_stated(training, table.software[0], row)}
             scenario = without_concluded(scenario, table.assumptions)
-            scenario = with_eight_bit_parameters(with_launch_script(with_what_ran(scenario, row, where)), row)
+            scripted = with_launch_script(with_what_ran(scenario, row, where), _not_in(own, table.shared))
+            scenario = with_eight_bit_parameters(scripted, row)
     except InputError as error:
         return Measurement(table.name, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Measurement(
@@ -106,6 +108,16 @@ def _row(data: object, where: str, table: _Whole) -> Measurement:
         answers,
         (str(row.get("engine", "")), *table.software),
     )
+
+
+def _not_in(own: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The shared keys of each section that a row does not say itself."""
+    left = dict[str, Any]()
+    for name, section in shared.items():
+        said = own.get(name)
+        if isinstance(section, Mapping):
+            left[name] = {k: v for k, v in section.items() if not isinstance(said, Mapping) or k not in said}
+    return left
 
 
 def _value(value: object, where: str) -> float:

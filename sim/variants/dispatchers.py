@@ -30,6 +30,7 @@ class Dispatcher(Struct, frozen=True):
     `fills_tiles`: what arrives is copied into rows that are filled up to the tile of 8-bit matmuls at once.
     `chooses_again`: it is handed each token's experts as numbers, which a framework with maps (`maps_copies`) chooses
     once more from its map of weights, and turns into a map of the rank's own experts where they arrive.
+    `sms`: multiprocessors that its kernels take; None: those of NCCL's channels. HybridEP's are a fact of frameworks.
     """
 
     once_to_a_place: bool
@@ -41,6 +42,7 @@ class Dispatcher(Struct, frozen=True):
     map_byte: int = 0
     fills_tiles: bool = False
     chooses_again: bool = False
+    sms: int | None = None
 
 
 ALL_TO_ALL = Dispatcher(once_to_a_place=False, copies_on_arrival=False, messages_beside=True)
@@ -56,6 +58,7 @@ DEEP_EP = Dispatcher(
     choice_bytes=INDEX_BYTES + FP32_BYTES,
     choice_gradient_bytes=FP32_BYTES,
     chooses_again=True,
+    sms=20,  # core/transformer/transformer_config.py: moe_deepep_num_sms, as DeepEP's own default
 )
 # HybridEP (DeepEP, csrc/hybrid_ep): all ranks gather the map of tokens and experts, a byte each (deep_ep/
 # hybrid_ep_buffer.py: dispatch_with_permute), from which a kernel says where in each rank a token goes

@@ -112,7 +112,7 @@ def waiting_layers(sections: Sections, t: Training) -> Problems:
     found = ", ".join(sections.parallelism.tp_overlap_except)
     for bad, what in (
         (sections.parallelism.tp_overlap != "full", "parallelism.tp_overlap full"),
-        (not framework_of(t).overlaps_in_library, "a framework with Transformer Engine's userbuffers"),
+        (framework_of(t).userbuffers is None, "a framework with Transformer Engine's userbuffers"),
     ):
         if found and bad:
             yield ("parallelism", "tp_overlap_except"), f"found {found}; needs {what}"

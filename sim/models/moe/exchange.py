@@ -15,7 +15,7 @@ from sim.models.moe.router import filled_map
 from sim.models.moe.routing import Routing, fills_map, moe_of
 from sim.models.moe.token_steps import IndexedStep, token_steps
 from sim.models.operators import F, I, Operator, collective, further_kernels, memory_op
-from sim.variants.dispatchers import INDEX_BYTES, Dispatcher
+from sim.variants.dispatchers import HYBRID_EP, INDEX_BYTES, Dispatcher
 
 if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
@@ -139,7 +139,9 @@ class _Trip(Struct, frozen=True):
         if size < d.act_bytes:
             n = r.tokens * d.hidden
             items.append(memory_op(f"{name}_cast", phase, "cast", n, n * (d.act_bytes + size), d.act))
-        items.append(collective(name, "all_to_all", r.wire * d.hidden * size + beside_bytes, phase, group="ep"))
+        sent = collective(name, "all_to_all", r.wire * d.hidden * size + beside_bytes, phase, group="ep")
+        own = d.framework.hybridep_sms if self.way is HYBRID_EP else self.way.sms
+        items.append(replace(sent, sms=own))
         return tuple(items)
 
     def probabilities(self, name: str, phase: Phase) -> Program:

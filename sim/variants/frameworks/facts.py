@@ -15,6 +15,7 @@ from sim.variants.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
+from sim.variants.frameworks.userbuffers import UserBuffers
 from topology.nccl import NcclFrom
 
 
@@ -219,10 +220,10 @@ class Framework(Struct, frozen=True):
     overlaps_weight_gradients: bool = False
     """its trainer always runs messages of tp beside weight gradients (`tp_overlap: wgrad`), which advice proposes
     [core/tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication]"""
-    overlaps_in_library: bool = False
+    userbuffers: UserBuffers | None = None
     """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages: gathers round a
     ring, chunks of a row's forward, and whole matmuls of a column's backward, beside the gather of its input and the
-    reduce-scatter of its gradient [TE module/base.py: initialize_ub; comm_gemm_overlap.h: split_overlap_ag]"""
+    reduce-scatter of its gradient, see `UserBuffers` [TE module/base.py: initialize_ub; comm_gemm_overlap.h]"""
     vocabulary_multiple: int = 1
     """the vocabulary's entries are padded to a multiple of so many for each rank of tp; of 1, only the ranks share them
     evenly [megatron/training/tokenizer/tokenizer.py: _vocab_size_with_padding; calibrate/bundled_model/model.py]"""
@@ -264,6 +265,8 @@ class Framework(Struct, frozen=True):
     loops_over_experts: bool = False
     """a grouped matmul and the quantization of its operands are launched expert by expert, in a loop [TE
     common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl]"""
+    hybridep_sms: int = 16
+    """multiprocessors of HybridEP's kernels [core/transformer/transformer_config.py: moe_hybridep_num_sms]"""
     pads_experts: bool = False
     """rows of 8-bit experts are copied to fill up each expert's to multiples of a tile, and back [TE fp8_padding.py]"""
     fused_experts_tile: int = 0

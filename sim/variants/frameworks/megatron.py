@@ -18,6 +18,7 @@ from sim.variants.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
+from sim.variants.frameworks.userbuffers import RECIPES, UserBuffers
 
 EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
@@ -163,7 +164,7 @@ MEGATRON = Framework(
     tokens_first=True,
     joins_split_gradients=True,  # torch.split in get_query_key_value_tensors
     overlaps_weight_gradients=True,
-    overlaps_in_library=True,
+    userbuffers=UserBuffers(),
     context=_CONTEXT,
     loss=MEGATRON_LOSS,
     native_loss=NATIVE_LOSS,
@@ -254,6 +255,8 @@ MEGATRON_BRIDGE = replace(
     MEGATRON,
     name="megatron_bridge",
     kin="megatron",
+    userbuffers=RECIPES,
+    hybridep_sms=32,  # scripts/performance/utils/overrides.py
     fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
     router=FUSED_ROUTER,  # configs: moe_router_fusion
     kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
@@ -274,6 +277,7 @@ NEMO = replace(
     MEGATRON,
     name="nemo",
     kin="megatron",
+    userbuffers=RECIPES,
     accumulates_sharded=False,  # its releases end before Megatron-Core 0.17
     # No number of the loss is read: nlp/models/language_modeling/megatron_gpt_model.py,
     # get_forward_output_and_loss_func.

@@ -65,7 +65,7 @@ def test_all_bytes_are_sent_once() -> None:
         assert comm_bytes(program, "tp", "all_gather") == pytest.approx(2 * SBH)
         assert comm_bytes(program, "tp", "reduce_scatter") == pytest.approx(2 * SBH)
         messages = [i for i in program if isinstance(i, Comm) and i.group == "tp"]
-        assert all(i.copied and i.within_call and not i.blocking for i in messages)
+        assert all(i.sms == 0 and i.within_call and not i.blocking for i in messages)
 
 
 def test_copy_engines_take_no_multiprocessors() -> None:

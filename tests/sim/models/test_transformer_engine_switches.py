@@ -16,7 +16,8 @@ from sim.models.moe.routing import routing
 from sim.models.operators import Operator
 from sim.models.output.head import head_block
 from sim.simulation import simulate
-from sim.validation.launch_scripts import DEEPSEEK_V3, QWEN3_30B, Sizes, with_launch_script
+from sim.validation.launch_scripts import with_launch_script
+from sim.validation.script_records import DEEPSEEK_V3, QWEN3_30B, Sizes
 from tests.sim.cases import scenario_with
 
 LAYOUT = {"dp": 8, "ep": 8}

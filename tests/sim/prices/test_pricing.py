@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.core.actions import Kind
@@ -19,7 +21,7 @@ from tests.sim.cases import scenario_with
 from topology.network import Network
 
 
-def slows(cluster: str, group: str, **layout: int) -> float:
+def slows(cluster: str, group: str, kind: str = "reduce_scatter", **layout: int) -> float:
     """`Priced.slows` of a message of a group, in multiprocessors."""
     scenario = parse_scenario(
         {
@@ -32,7 +34,7 @@ def slows(cluster: str, group: str, **layout: int) -> float:
     )
     costs = Costs(load_profile(scenario.calibration), scenario.cluster.gpu)
     priced = Pricing(make_plan(scenario), costs, Network(scenario.cluster)).comm(
-        Comm("x", "reduce_scatter", group, 1e8, Phase.WEIGHT_GRAD, False, "h"), 0
+        Comm("x", kind, group, 1e8, Phase.WEIGHT_GRAD, False, "h"), 0
     )
     return priced.slows * scenario.cluster.gpu.sm_count
 
@@ -47,8 +49,37 @@ def slows(cluster: str, group: str, **layout: int) -> float:
         ("gb200-nvl72", "dp_cp", {"tp": 8, "dp": 8}, 24),  # one NVLink domain
     ],
 )
-def test_channels_of_a_group(cluster: str, group: str, layout: dict[str, int], channels: int) -> None:
+def test_channels_of_a_group(cluster: str, group: str, layout: dict[str, Any], channels: int) -> None:
     assert slows(cluster, group, **layout) == pytest.approx(channels, rel=0.01)
+
+
+def test_sends_to_all_use_a_power_of_two_of_channels() -> None:
+    """NCCL's src/graph/paths.cc, ncclTopoComputeP2pChannels: pow2Up."""
+    assert slows("dgx-h100", "tp", "all_to_all", tp=8) == pytest.approx(32, rel=0.01)
+    assert slows("dgx-h100", "dp_cp", "all_to_all", dp=32) == pytest.approx(16, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("framework", "dispatcher", "sms"),
+    [
+        ("megatron", "all_to_all", None),
+        ("megatron", "deepep", 20),
+        ("megatron", "hybridep", 16),
+        ("megatron_bridge", "hybridep", 32),
+    ],
+)
+def test_multiprocessors_of_libraries(framework: str, dispatcher: str, sms: int | None) -> None:
+    """core/transformer/transformer_config.py: moe_deepep_num_sms, moe_hybridep_num_sms; the scripts of Megatron-Bridge,
+    utils/overrides.py."""
+    layout = {"dp": 8, "ep": 8, "ep_dispatcher": dispatcher}
+    keys = {"framework": framework, "seq_len": 4096, "global_batch_size": 8}
+    scenario = scenario_with(keys, layout, model="qwen3-30b-a3b", cluster="dgx-h100")
+    block = layer_block(scenario, 0)
+    sent = [i for i in (*block.forward, *block.backward) if isinstance(i, Comm) and i.kind == "all_to_all"]
+    assert {i.sms for i in sent} == {sms}
+    costs = Costs(load_profile(scenario.calibration), scenario.cluster.gpu)
+    priced = Pricing(make_plan(scenario), costs, Network(scenario.cluster)).comm(sent[0], 0)
+    assert priced.slows * scenario.cluster.gpu.sm_count == pytest.approx(sms or 32, rel=0.01)
 
 
 def test_gathered_parameters_are_copied_into_place() -> None:

@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.validation.launch_scripts import (
-    DEEPSEEK_V3,
-    GPT_OSS_120B,
-    KIMI_K2,
-    QWEN3_30B,
-    QWEN3_235B,
-    Sizes,
-    with_launch_script,
-)
+from sim.validation.launch_scripts import with_launch_script
+from sim.validation.script_records import DEEPSEEK_V3, GPT_OSS_120B, KIMI_K2, QWEN3_30B, QWEN3_235B, Sizes
 
 MODULES = ("mla_up_proj", "layernorm", "moe_act")
 
@@ -36,7 +29,13 @@ def modules(*names: str) -> dict[str, Any]:
     ("model", "cluster", "precision", "date", "recompute", "graphs"),
     [
         (DEEPSEEK_V3, "gb200-nvl72", "nvfp4", "2026-08", modules("mlp"), "layers"),
-        (DEEPSEEK_V3, "gb200-nvl72", "nvfp4", "2026-06", modules("mla_up_proj"), "layers"),
+        (DEEPSEEK_V3, "gb200-nvl72", "nvfp4", "2026-04", modules("mlp"), "layers"),
+        (DEEPSEEK_V3, "gb200-nvl72", "nvfp4", "2026-02", modules("mla_up_proj"), "layers"),
+        (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2026-04", modules("mlp"), "layers"),
+        (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2026-06", modules("mla_up_proj"), "step"),
+        (DEEPSEEK_V3, "gb200-nvl72", "bf16", "2026-06", modules("mla_up_proj"), "layers"),
+        (DEEPSEEK_V3, "dgx-b300", "bf16", "2026-02", modules("mla_up_proj"), None),
+        (DEEPSEEK_V3, "dgx-b300", "bf16", "2026-04", modules("mla_up_proj"), "layers"),
         (DEEPSEEK_V3, "gb300-nvl72", "nvfp4", "2026-08", "none", "step"),
         (DEEPSEEK_V3, "dgx-b200", "nvfp4", "2026-08", modules(*MODULES), None),
         (KIMI_K2, "dgx-h100", "fp8", "2026-06", modules("mla_up_proj", "mlp"), None),
@@ -48,7 +47,8 @@ def modules(*names: str) -> dict[str, Any]:
 def test_what_runs_again_and_what_graphs_hold(
     model: Sizes, cluster: str, precision: str, date: str, recompute: Any, graphs: str | None
 ) -> None:
-    """Megatron-Bridge 0.6.2: perf_recipes/deepseek; scripts/performance/configs/kimi."""
+    """Megatron-Bridge 0.6.2: perf_recipes/deepseek; scripts/performance/configs: kimi, and deepseek since pull request
+    3031."""
     training = with_launch_script(row(model, cluster, precision, date, pp=4, ep=64))["training"]
     assert (training["recompute"], training.get("cuda_graphs")) == (recompute, graphs)
 
@@ -86,7 +86,16 @@ def test_who_takes_tokens_to_experts(model: Sizes, cluster: str, precision: str,
     ("model", "cluster", "precision", "date", "layout", "found"),
     [
         (QWEN3_30B, "gb200-nvl72", "mxfp8", "2026-08", (1, 1), (True, None)),
-        (QWEN3_30B, "gb200-nvl72", "mxfp8", "2026-06", (1, 1), (None, None)),
+        (QWEN3_30B, "gb200-nvl72", "mxfp8", "2026-06", (1, 1), (True, None)),
+        (QWEN3_30B, "dgx-b200", "mxfp8", "2026-04", (1, 1), (None, None)),
+        (QWEN3_235B, "dgx-b300", "mxfp8", "2026-06", (8, 3), (True, None)),
+        (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2026-06", (4, 4), (None, True)),
+        (DEEPSEEK_V3, "gb300-nvl72", "mxfp8", "2026-06", (2, 8), (True, True)),
+        (DEEPSEEK_V3, "gb300-nvl72", "nvfp4", "2026-06", (2, 8), (None, None)),
+        (DEEPSEEK_V3, "dgx-b300", "mxfp8", "2026-06", (8, 2), (True, True)),
+        (DEEPSEEK_V3, "dgx-b300", "mxfp8", "2026-06", (8, 1), (None, None)),
+        (GPT_OSS_120B, "gb300-nvl72", "mxfp8", "2026-06", (1, 1), (True, None)),
+        (GPT_OSS_120B, "dgx-b300", "mxfp8", "2026-06", (1, 1), (True, None)),
         (QWEN3_235B, "dgx-b200", "mxfp8", "2026-08", (8, 3), (True, None)),
         (QWEN3_235B, "gb300-nvl72", "nvfp4", "2026-08", (4, 12), (None, None)),
         (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2026-08", (4, 4), (None, True)),
@@ -99,7 +108,8 @@ def test_who_takes_tokens_to_experts(model: Sizes, cluster: str, precision: str,
 def test_attention_and_the_output_in_8_bits(
     model: Sizes, cluster: str, precision: str, date: str, layout: tuple[int, int], found: tuple[Any, Any]
 ) -> None:
-    """perf_recipes of 0.6.2: `mixed_precision.fp8_dot_product_attention`, `fp8_output_proj`."""
+    """perf_recipes of 0.6.2: `mixed_precision.fp8_dot_product_attention`, `fp8_output_proj`. Before: pull requests
+    3983, 4173, 4249, 4458 and 4606."""
     pp, stages = layout
     training = with_launch_script(row(model, cluster, precision, date, pp=pp, virtual_stages=stages, ep=8, zero=1))
     training = training["training"]
@@ -192,3 +202,98 @@ def test_four_bits_of_qwen3_are_captured_whole(
     """perf_recipes/qwen of 0.6.2: `_enable_hybridep_full_iteration_nvfp4`, with virtual stages alone."""
     made = with_launch_script(row(QWEN3_235B, cluster, "nvfp4", date, pp=pp, virtual_stages=stages, ep=32))
     assert (made["training"]["cuda_graphs"], made["parallelism"].get("ep_overlap")) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "precision", "date", "layout", "found"),
+    [
+        (DEEPSEEK_V3, "dgx-b200", "mxfp8", "2026-04", (8, 2), ("layers", True, "deepep")),
+        (DEEPSEEK_V3, "dgx-b200", "nvfp4", "2026-06", (8, 2), (None, True, "deepep")),
+        (DEEPSEEK_V3, "dgx-b200", "mxfp8", "2026-04", (16, 1), (None, None, "hybridep")),
+        (DEEPSEEK_V3, "dgx-b300", "mxfp8", "2026-06", (8, 2), ("step", True, "hybridep")),
+        (DEEPSEEK_V3, "dgx-b300", "mxfp8", "2026-06", (8, 1), ("layers", None, "hybridep")),
+        (QWEN3_235B, "dgx-b200", "mxfp8", "2025-09", (8, 4), (None, None, None)),
+        (QWEN3_30B, "dgx-b200", "mxfp8", "2025-09", (1, 1), ("step", None, None)),
+        (QWEN3_235B, "dgx-b200", "mxfp8", "2025-11", (8, 2), (None, True, None)),
+        (QWEN3_235B, "dgx-b200", "bf16", "2026-02", (8, 4), (None, None, None)),
+        (QWEN3_235B, "dgx-b300", "bf16", "2026-02", (8, 4), (None, True, None)),
+        (QWEN3_30B, "dgx-h100", "bf16", "2026-02", (2, 12), ("layers", True, None)),
+        (QWEN3_30B, "dgx-h100", "fp8", "2026-02", (2, 12), (None, True, None)),
+    ],
+)
+def test_pairs_graphs_and_dispatchers_by_release(
+    model: Sizes, cluster: str, precision: str, date: str, layout: tuple[int, int], found: tuple[Any, ...]
+) -> None:
+    """configs/deepseek (pull requests 3368 and 4458) and configs/qwen (1760, 2669) as each release has them."""
+    made = with_launch_script(
+        row(model, cluster, precision, date, pp=layout[0], virtual_stages=layout[1], ep=8, zero=1)
+    )
+    parallelism = made["parallelism"]
+    graphs = made["training"].get("cuda_graphs")
+    assert (graphs, parallelism.get("ep_overlap"), parallelism.get("ep_dispatcher")) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "date", "layout", "attention"),
+    [
+        (QWEN3_30B, "dgx-b200", "2026-02", (1, 1), False),
+        (QWEN3_30B, "dgx-b200", "2026-04", (1, 1), True),
+        (QWEN3_235B, "gb300-nvl72", "2026-02", (4, 12), False),
+        (QWEN3_235B, "gb300-nvl72", "2026-02", (4, 1), True),
+    ],
+)
+def test_graphs_with_and_without_attention(
+    model: Sizes, cluster: str, date: str, layout: tuple[int, int], attention: bool
+) -> None:
+    """configs/qwen of February and of March 2026: `cuda_graph_scope`."""
+    made = with_launch_script(row(model, cluster, "bf16", date, pp=layout[0], virtual_stages=layout[1], ep=8))
+    assert ("attn" in made["training"]["cuda_graph_scope"]) is attention
+
+
+def test_a_script_for_all_layouts_comes_behind_those_for_one() -> None:
+    """B300's first recipe in 16 bits with virtual stages runs more modules again (2175); 2627 took both away."""
+    for date, found in (("2026-02", MODULES), ("2026-06", ("mla_up_proj",))):
+        made = with_launch_script(row(DEEPSEEK_V3, "dgx-b300", "bf16", date, pp=8, virtual_stages=2, ep=8, zero=1))
+        assert set(made["training"]["recompute"]["modules"]) == set(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "date", "own", "found"),
+    [
+        (DEEPSEEK_V3, "dgx-h100", "2025-09", {}, "wgrad"),
+        (QWEN3_235B, "dgx-h100", "2026-02", {}, "wgrad"),
+        (QWEN3_235B, "dgx-h100", "2026-02", {"tp_overlap": "full"}, "full"),
+        (QWEN3_235B, "dgx-h100", "2025-11", {}, "full"),
+        (QWEN3_235B, "gb200-nvl72", "2026-02", {}, "full"),
+    ],
+)
+def test_a_script_beats_what_a_table_says_of_all_models(
+    model: Sizes, cluster: str, date: str, own: dict[str, str], found: str
+) -> None:
+    """recipes/deepseek/deepseek_v3.py and configs/qwen: `tp_comm_overlap`. The row's own layout stands."""
+    one = row(model, cluster, "bf16", date, tp=2, pp=8, virtual_stages=4, ep=32)
+    whole = {"parallelism": {"tp_overlap": "full"}}
+    one["parallelism"] = whole["parallelism"] | one["parallelism"] | own
+    made = with_launch_script(one, {} if own else whole)
+    assert made["parallelism"]["tp_overlap"] == found
+    assert made["parallelism"]["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "date", "zero", "found"),
+    [
+        (QWEN3_235B, "bf16", "2025-11", 1, "remainders"),
+        (GPT_OSS_120B, "bf16", "2026-06", 1, "remainders"),
+        (GPT_OSS_120B, "bf16", "2026-08", 1, None),
+        (DEEPSEEK_V3, "bf16", "2026-08", 1, "remainders"),
+        (QWEN3_235B, "bf16", "2025-11", 3, None),
+        (QWEN3_235B, "mxfp8", "2026-02", 1, None),
+    ],
+)
+def test_sixteen_bits_have_the_precision_aware_optimizer(
+    model: Sizes, precision: str, date: str, zero: int, found: str | None
+) -> None:
+    """scripts/performance/utils/overrides.py: `set_post_overrides`; recipes of 0.6.2 have it for DeepSeek alone."""
+    training = with_launch_script(row(model, "gb200-nvl72", precision, date, pp=1, ep=8, zero=zero))["training"]
+    assert training.get("master_weights") == found
+    assert training.get("bias_dropout_fusion") is (False if model == GPT_OSS_120B else None)

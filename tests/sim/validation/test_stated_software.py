@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.validation.launch_scripts import DEEPSEEK_STAGES, DEEPSEEK_V3
+from sim.validation.script_records import DEEPSEEK_STAGES, DEEPSEEK_V3
 from sim.validation.tables import read_table
 from sim.validation.what_ran import with_what_ran
 
@@ -308,7 +308,7 @@ def test_activations_wait_on_the_host_beside_fsdp_alone(
 
 
 def test_without_fsdp_the_8b_in_8_bits_recomputes_five_layers_on_an_h100(tmp_path: Path) -> None:
-    given = {"training": {"seq_len": 8, "precision": "fp8"}, "model": {"layers": 32, "hidden": 4096}}
+    given: dict[str, Any] = {"training": {"seq_len": 8, "precision": "fp8"}, "model": {"layers": 32, "hidden": 4096}}
     for zero, recompute in ((1, {"mode": "full", "layers": 5}), (3, None)):
         found = launched(tmp_path, "Llama 3 8B 26.02", "dgx-h100", parallelism={"zero": zero}, **given)
         assert found["training"].get("recompute") == recompute
