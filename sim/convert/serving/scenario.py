@@ -214,13 +214,14 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
 
 def _router(product: str, s: Settings, layout: Mapping[str, Any]) -> dict[str, str]:
     """vLLM's data-parallel ranks get requests from their server, where fewest wait and run (v1/engine/core_client.py,
-    DPLBAsyncMPClient); TensorRT-LLM's where fewest run, of those the one with fewest tokens, which is left out
-    (_torch/pyexecutor/executor_request_queue.py of 1.0, _balance_requests_across_ranks); SGLang's in turn
+    DPLBAsyncMPClient), unless somebody else stands before them, who is taken to send them in turn; TensorRT-LLM's from
+    one queue (_torch/pyexecutor/executor_request_queue.py); SGLang's in turn
     (srt/managers/data_parallel_controller.py)."""
-    others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
-    own = product == "vLLM" and s.size("dp", 1) > 1 and not others
+    if product == "vLLM" and s.size("dp", 1) > 1:
+        others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
+        return {"router": "round_robin" if others else "least_loaded"}
     ranks = product == TENSORRT_LLM and layout["dp"] > 1 and "ep" in layout
-    return {"router": "least_loaded"} if own or ranks else {}
+    return {"router": "one_queue"} if ranks else {}
 
 
 def _has_experts(model: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
-from sim.variants.engines.admission import Admission
+from sim.variants.engines.admission import Admission, Routers
 from sim.variants.engines.defaults import Defaults
 from sim.variants.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.variants.engines.handing_over import TRTLLM as HANDING_OVER
@@ -102,6 +102,9 @@ _TRTLLM_1 = Engine(
     "support_overlap_scheduler",
     host=hosts(TRTLLM_1),
     handing_over=HANDING_OVER,
+    # _torch/pyexecutor/executor_request_queue.py: _get_from_waiting_queue, _balance_requests_across_ranks, later
+    # scheduler/adp_router.py, DefaultADPRouter; replicas that share nothing are servers of their own
+    routers=Routers(sharing="one_queue"),
     interval_skips_text=True,
     sent_together=1,  # executor/result.py, _aresult_step: a request makes its text when its own piece is due
     joins_pieces=False,  # likewise: one response of its queue after another
