@@ -133,9 +133,9 @@ def _serve(
     routers = [ROUTERS[name]([r.scheduler for r in pool.replicas]) for pool in pools]
     processes = [replica_processes(clock, pool, group) for pool in pools]
     handover = Handover(clock, pools, processes, routers) if len(pools) > 1 else None
-    for own, router in zip(processes, routers, strict=True):
-        for process in own:
-            process.on_left.append(lambda _, own=own, router=router: deal(own, router))
+    for members, router in zip(processes, routers, strict=True):
+        for process in members:
+            process.on_left.append(partial(deal, members, router))
     scalers: list[Autoscaler] = []
     if (rule := inference.autoscaling) is not None:
         unserved, begin_s = Unserved(len(sequences), processes), sequences[0].request.arrival_s

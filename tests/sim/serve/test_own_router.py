@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sim.inputs.engine_file import router_of
+from sim.inputs.scenario import load_scenario
+from sim.rl.answers import draw_answers
+from sim.rl.parts import engine_scenario
 from sim.serve.replicas.router import OneQueue
 from sim.serve.requests import Request
 from sim.serve.simulation import coupling, simulate_serving
@@ -113,3 +117,11 @@ def test_ranks_take_requests_out_of_one_queue() -> None:
     assert all(len(e) == 8 and min(e) > 0 for e in ends.values())
     assert ends[None][-2] < 0.7 * ends["round_robin"][-2]
     assert ends[None][-2] < 0.7 * ends["least_loaded"][-2]
+
+
+def test_a_trainer_divides_its_prompts_among_replicas_itself() -> None:
+    scenario = load_scenario(Path(__file__).parents[3] / "scenarios" / "rl_grpo_llama8b.yaml")
+    rl = scenario.rl
+    assert rl is not None
+    served = engine_scenario(scenario, rl, draw_answers(rl, scenario.for_training.seq_len))
+    assert coupling(served) == ""
