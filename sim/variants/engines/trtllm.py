@@ -13,7 +13,7 @@ from sim.variants.engines.handing_over import TRTLLM as HANDING_OVER
 from sim.variants.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
 from sim.variants.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
 from sim.variants.engines.outside_memory import TRTLLM as OUTSIDE
-from sim.variants.engines.own_all_reduce import MIN_LATENCY
+from sim.variants.engines.own_all_reduce import FROM_TABLES, MIN_LATENCY
 from sim.variants.engines.record import Engine
 
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
@@ -168,6 +168,8 @@ _TRTLLM_12 = replace(
     "sampler_type auto is TorchSampler without beams, with FlashInfer's kernels and without penalties "
     "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
     sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
+    own_all_reduces=FROM_TABLES,
+    summed_norms=_SUMMED_NORMS._replace(hopper=FROM_TABLES["hopper"].below, blackwell=FROM_TABLES["blackwell"].below),
     token_more=False,  # likewise, 1.2's notes: early exit with overlap scheduler (will_complete_next_iteration)
 )
 RECORDS = (
