@@ -47,8 +47,9 @@ def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
     return (*own, "sums") if sums else own
 
 
-def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
-    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node."""
+def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None, linear: str) -> float:
+    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node, for linear
+    layers that multiply in `linear`."""
     p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
     if norms is None or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
         return 0.0
@@ -64,6 +65,8 @@ def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
     kernels = engine_of(i.engine).own_all_reduces.get(cluster.gpu.kernel_architecture)
     if kernels is not None and is_llama(m, kernels.but_llama_above):
         return 0.0
+    if norms.llama_below is not None and linear in norms.llama_writes and is_llama(m, norms.llama_above):
+        return norms.llama_below.get(p.tp, 0.0)
     token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
     return norms.most_bytes(cluster.gpu.kernel_architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
 

@@ -28,7 +28,9 @@ _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of 
 # behind attention and behind experts, without attention dp; in the kernels of strategy MIN_LATENCY, below whose sizes
 # they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's and Mistral's models wider than
 # 4,096 (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones, and the kernel writes
-# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4). Assumption: it takes as long as the all-reduce.
+# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4), in 1.0 and 1.1 up to the workspace's size (allreduceOp.cpp,
+# selectImplementation; customAllReduceUtils.h, getMaxRequiredWorkspaceSize). Assumption: it takes as long as the
+# all-reduce.
 _SIZES = MIN_LATENCY["hopper"].below
 _SUMMED_NORMS = SummedNorms(
     _SIZES,
@@ -37,6 +39,7 @@ _SUMMED_NORMS = SummedNorms(
     experts=True,
     llama_above=4096,
     llama_writes=("fp8", "nvfp4"),
+    llama_below={2: 16e6, 4: 8e6, 8: 8e6},
 )
 # fp8: attention writes it (_torch/modules/attention.py: out_scale where o_proj.has_fp8_qdq), the activation, too
 # (gated_mlp.py of 1.1.0rc6, _apply_activation; not in 0.20), neither beside LoRA.
@@ -169,7 +172,9 @@ _TRTLLM_12 = replace(
     "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
     sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
     own_all_reduces=FROM_TABLES,
-    summed_norms=_SUMMED_NORMS._replace(hopper=FROM_TABLES["hopper"].below, blackwell=FROM_TABLES["blackwell"].below),
+    summed_norms=_SUMMED_NORMS._replace(
+        hopper=FROM_TABLES["hopper"].below, blackwell=FROM_TABLES["blackwell"].below, llama_below=None
+    ),
     token_more=False,  # likewise, 1.2's notes: early exit with overlap scheduler (will_complete_next_iteration)
 )
 RECORDS = (

@@ -160,3 +160,14 @@ def test_tables_of_trtllm_have_larger_messages_on_blackwell() -> None:
     """64 tokens of 7,168: of eight ranks NCCL's on Hopper only where they are 1 MiB or more."""
     for cluster, most in (("dgx-h100", MIB), ("dgx-b200", 8 * MIB)):
         assert costs("trtllm-1.3", 8, cluster).dims.norm_in_sum_bytes == most
+
+
+@pytest.mark.parametrize(
+    ("engine", "quantization", "below"), [("trtllm-1.0", "none", 500e3), ("trtllm-1.0", "nvfp4", 8e6)]
+)
+def test_sums_that_write_few_bits_norm_up_to_the_workspace(engine: str, quantization: str, below: float) -> None:
+    """allreduceOp.cpp of 1.0, selectImplementation: MIN_LATENCY for what quantizes, whatever its size."""
+    section = {"engine": engine, "quantization": quantization, "requests": {"prompt_len": 8, "output_len": 8}}
+    data = {"model": "llama3-70b", "cluster": "dgx-b200", "parallelism": {"tp": 8}, "inference": section}
+    s = parse_scenario(data)
+    assert iteration_costs(s, load_profile(s.calibration)).dims.norm_in_sum_bytes == below
