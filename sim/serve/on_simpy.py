@@ -202,8 +202,10 @@ def take_in(processes: Items[ReplicaProcess], router: Router, sequence: Sequence
     deal(processes, router)
 
 
-def deal(processes: Items[ReplicaProcess], router: Router, _left: Sequence | None = None) -> None:
+def deal(processes: Items[ReplicaProcess], router: Router, left: Sequence | None = None) -> None:
     """Requests of the router's queue go to replicas, as long as there is a place for them; one may have left."""
+    if left is not None:
+        router.left(left)
     while router.queue and router.has_place():
         sequence = router.queue.popleft()
         chosen = processes[router.choose(sequence)]

@@ -38,6 +38,9 @@ class Router:
         """Whether a request goes to a replica now; else it waits for one to leave."""
         return True
 
+    def left(self, sequence: Sequence) -> None:
+        """A request has left its replica."""
+
 
 class RoundRobin(Router):
     """Gives requests to the replicas in turn, and leaves out those that are not ready."""
@@ -72,12 +75,24 @@ class OneQueue(LeastLoaded):
     `_balance_requests_across_ranks`; requests that come at once are dealt in their order, not the longest first).
     """
 
+    def __init__(self, replicas: Items[Scheduler]) -> None:
+        super().__init__(replicas)
+        self._tokens = [0] * len(replicas)  # of the prompts of requests that wait and run
+        self._chosen: dict[Sequence, int] = {}  # the rank of each
+
     def choose(self, sequence: Sequence) -> int:
         """The rank with the fewest prompt tokens."""
         loads, ready = self.loads(), [i for i, on in enumerate(self.ready) if on]
         most = max(ceil_div(sum([loads[i] for i in ready]) + 1, len(ready)), *[loads[i] for i in ready])
-        tokens = [sum([x.request.prompt_tokens for x in (*s.waiting, *s.running)]) for s in self._replicas]
-        return min([i for i in ready if loads[i] < most], key=lambda i: (tokens[i], loads[i]))
+        chosen = min([i for i in ready if loads[i] < most], key=lambda i: (self._tokens[i], loads[i]))
+        self._tokens[chosen] += sequence.request.prompt_tokens
+        self._chosen[sequence] = chosen
+        return chosen
+
+    def left(self, sequence: Sequence) -> None:
+        """Its prompt counts no more."""
+        if (rank := self._chosen.pop(sequence, None)) is not None:
+            self._tokens[rank] -= sequence.request.prompt_tokens
 
     def has_place(self) -> bool:
         """Whether fewer requests wait and run on all ranks together than may run."""

@@ -14,6 +14,7 @@ from sim.rl.answers import draw_answers
 from sim.rl.parts import engine_scenario
 from sim.serve.replicas.router import OneQueue
 from sim.serve.requests import Request
+from sim.serve.scheduling.sequences import Sequence
 from sim.serve.simulation import coupling, simulate_serving
 from tests.sim.serve.serving_cases import SMALL, serving
 
@@ -73,7 +74,9 @@ def queue(loads: tuple[tuple[int, ...], ...], places: int) -> OneQueue:
         )
         for load in loads
     ]
-    return OneQueue(ranks)
+    router = OneQueue(ranks)
+    router._tokens = [sum(load) for load in loads]
+    return router
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,15 @@ def queue(loads: tuple[tuple[int, ...], ...], places: int) -> OneQueue:
 def test_a_request_of_the_queue_goes_to_the_rank_with_fewest_tokens(
     loads: tuple[tuple[int, ...], ...], found: int
 ) -> None:
-    sequence: Any = SimpleNamespace(request=Request(0.0, 16, 8))
-    assert queue(loads, 4).choose(sequence) == found
+    assert queue(loads, 4).choose(Sequence(Request(0.0, 16, 8), 0)) == found
+
+
+def test_a_prompt_counts_until_its_request_has_left() -> None:
+    router, one = queue(((), ()), 4), Sequence(Request(0.0, 16, 8), 0)
+    chosen = router.choose(one)
+    assert (chosen, router._tokens) == (0, [16, 0])
+    router.left(one)
+    assert router._tokens == [0, 0]
 
 
 def test_a_request_waits_in_the_queue_while_all_ranks_are_full() -> None:
