@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from sim.inputs.workloads import RouterName
 from sim.serve.replicas.router import ROUTERS
+from sim.variants.engines.admission import RouterName
 from topology.architectures import CollectivesOf
 from topology.timing import TIMINGS
 

@@ -18,10 +18,12 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.yaml_input import KeyPath
 from sim.variants.all2all import BACKENDS, All2All
 from sim.variants.engines import ENGINES
+from sim.variants.engines.admission import RouterName
 from sim.variants.engines.host_times import HostTimes
 from sim.variants.engines.record import Engine
 
 if TYPE_CHECKING:
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.workloads import Inference
 
 FORMAT: Literal["engine/1"] = "engine/1"
@@ -105,6 +107,17 @@ def all2all_of(inference: Inference) -> All2All:
     engine = engine_of(inference.engine)
     own = next((name for name in engine.all2all if BACKENDS[name].beside), "") if inference.afd is not None else ""
     return BACKENDS[inference.all2all_backend or own or engine.all2all[0]]
+
+
+def router_of(inference: Inference, layout: Parallelism) -> RouterName:
+    """Which replica gets a request: as a scenario says, or as its engine does. In front of pools stands a proxy, which
+    sends requests in turn (vLLM, tests/v1/kv_connector/nixl_integration/toy_proxy_server.py)."""
+    if inference.router is not None:
+        return inference.router
+    if inference.disaggregated is not None:
+        return "round_robin"
+    own = engine_of(inference.engine).routers
+    return own.sharing if layout.sharing_replicas > 1 else own.apart
 
 
 def served_now(model: ModelConfig, gpu: str, tp: int, quantization: str) -> Served:

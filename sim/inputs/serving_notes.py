@@ -64,7 +64,7 @@ def _key_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig
     """Keys of `inference` that one replica or this engine does not read, and what an unknown length leaves open."""
     from sim.inputs.engine_file import engine_of  # most scenarios are training steps
 
-    if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
+    if i.disaggregated is None and p.dp == 1 and i.router not in (None, "round_robin"):
         yield "inference.router: of no effect with dp 1, which is one replica"
     if all(one.sharing_replicas == 1 for one in i.layouts(p)):
         if i.all2all_backend is not None and i.afd is None:

@@ -25,7 +25,7 @@ from sim.inputs.serving_keys import (
     WeightOffload,
 )
 from sim.variants.engines import ENGINE_FILES, ENGINES
-from sim.variants.engines.admission import CapacityPolicy
+from sim.variants.engines.admission import CapacityPolicy, RouterName
 from sim.variants.engines.defaults import Defaults, Drafts
 from sim.variants.engines.record import DecodeAttention
 
@@ -199,7 +199,6 @@ def _without_record(name: str) -> str:
 
 
 GraphSize = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-RouterName = Literal["round_robin", "least_loaded", "prefix_aware"]  # those of sim.serve.replicas.router.ROUTERS
 EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of, _without_record)]
 
 
@@ -288,8 +287,9 @@ class Inference(UserInput):
     eplb: Eplb | None = Field(
         default=None, description="experts placed by popularity, with copies; null: in order, one of each"
     )
-    router: RouterName = Field(
-        default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
+    router: RouterName | None = Field(
+        default=None,
+        description="which of the dp replicas, or of a pool's, gets a request; null: as the engine does",
     )
     autoscaling: Autoscaling | None = Field(
         default=None, description="how many of the dp replicas, or of each pool's, are on"

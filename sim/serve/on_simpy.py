@@ -20,6 +20,7 @@ from sim.engine.simpy_events import LAST, Clock
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.replicas.pools import Pool, experts_span
 from sim.serve.replicas.replica import Replica, Work, Worker
+from sim.serve.replicas.router import Router
 from sim.serve.scheduling.prompt_waits import BalancedPrompts
 from sim.serve.scheduling.sequences import Sequence
 
@@ -195,11 +196,21 @@ def replica_processes(clock: Clock, pool: Pool, group: bool) -> list[ReplicaProc
     return members
 
 
-def take_in(processes: Items[ReplicaProcess], choose: Callable[[Sequence], int], sequence: Sequence) -> None:
-    """A request comes to the replica of a pool that `choose` sends it to."""
-    chosen = processes[choose(sequence)]
-    chosen.replica.sequences.append(sequence)
-    chosen.take(sequence)
+def take_in(processes: Items[ReplicaProcess], router: Router, sequence: Sequence) -> None:
+    """A request comes to a pool: to the replica that `router` sends it to, once that has a place for it."""
+    router.queue.append(sequence)
+    deal(processes, router)
+
+
+def deal(processes: Items[ReplicaProcess], router: Router, left: Sequence | None = None) -> None:
+    """Requests of the router's queue go to replicas, as long as there is a place for them; one may have left."""
+    if left is not None:
+        router.left(left)
+    while router.queue and router.has_place():
+        sequence = router.queue.popleft()
+        chosen = processes[router.choose(sequence)]
+        chosen.replica.sequences.append(sequence)
+        chosen.take(sequence)
 
 
 def serve_on_simpy(

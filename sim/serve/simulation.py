@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.core.gc_paused import no_collection
 from sim.inputs.called import check_called
+from sim.inputs.engine_file import router_of
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -123,14 +124,18 @@ def _serve(
             QuickPass(replica, own, group, inference.requests.max_concurrency).run()
         return (), ()
     from sim.engine.simpy_events import Clock
-    from sim.serve.on_simpy import replica_processes, serve_on_simpy, take_in
+    from sim.serve.on_simpy import deal, replica_processes, serve_on_simpy, take_in
     from sim.serve.replicas.autoscaler import Autoscaler, Unserved
     from sim.serve.replicas.handover import Handover
 
     clock = Clock()
-    routers = [ROUTERS[inference.router]([r.scheduler for r in pool.replicas]) for pool in pools]
+    name = router_of(inference, scenario.parallelism)
+    routers = [ROUTERS[name]([r.scheduler for r in pool.replicas]) for pool in pools]
     processes = [replica_processes(clock, pool, group) for pool in pools]
     handover = Handover(clock, pools, processes, routers) if len(pools) > 1 else None
+    for members, router in zip(processes, routers, strict=True):
+        for process in members:
+            process.on_left.append(partial(deal, members, router))
     scalers: list[Autoscaler] = []
     if (rule := inference.autoscaling) is not None:
         unserved, begin_s = Unserved(len(sequences), processes), sequences[0].request.arrival_s
@@ -139,7 +144,7 @@ def _serve(
     for replica in pools[0].replicas:
         replica.sequences.clear()  # the router deals them out
     most, before_s = inference.requests.max_concurrency, before_engine_s(pools[0].costs, sequences)
-    enter = partial(take_in, processes[0], routers[0].choose) if handover is None else handover.enter
+    enter = partial(take_in, processes[0], routers[0]) if handover is None else handover.enter
     serve_on_simpy(clock, processes, sequences, enter, most, before_s)
     return tuple(handover.transfers) if handover else (), tuple([span for s in scalers for span in s.finished()])
 
@@ -148,8 +153,9 @@ def coupling(scenario: Scenario) -> str:
     """What makes replicas affect each other, in words; empty where they do not, and the quick pass can serve each."""
     inference = scenario.for_serving
     found = "inference.disaggregated" if inference.disaggregated is not None else ""
-    if inference.router != "round_robin" and scenario.parallelism.dp > 1:
-        found = f"inference.router {inference.router}"
+    router = router_of(inference, scenario.parallelism)
+    if router != "round_robin" and scenario.parallelism.dp > 1:
+        found = f"inference.router {router}"
     if inference.requests.max_concurrency is not None and scenario.parallelism.dp > 1:
         found = "inference.requests.max_concurrency over several replicas"
     if inference.autoscaling is not None:

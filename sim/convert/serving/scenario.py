@@ -19,7 +19,7 @@ from sim.convert.serving.drafts import drafts_of
 from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, sends_tokens, stages_of
 from sim.convert.serving.graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
 from sim.convert.serving.names import Server, names_of_flags
-from sim.convert.serving.offline import offline_tokens
+from sim.convert.serving.offline import BENCH, bench_limits, offline_tokens
 from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.serving.requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving.sampling import sampling_of
@@ -89,7 +89,11 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
-    sections = {"model": with_prediction(model, inference, s), "inference": inference}
+    served = with_prediction(model, inference, s)
+    benchmark = _first(words, names_of_flags().benchmarks)
+    if benchmark is not None and benchmark[0] == BENCH and _own_server(words):
+        inference |= bench_limits(str(s.file), served, machine.cluster, layout, inference)
+    sections = {"model": served, "inference": inference}
     sections |= {} if with_roles else {"parallelism": layout}
     return s.converted("serving", machine, sections, left=sorted(left))
 
@@ -214,13 +218,14 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
 
 def _router(product: str, s: Settings, layout: Mapping[str, Any]) -> dict[str, str]:
     """vLLM's data-parallel ranks get requests from their server, where fewest wait and run (v1/engine/core_client.py,
-    DPLBAsyncMPClient); TensorRT-LLM's where fewest run, of those the one with fewest tokens, which is left out
-    (_torch/pyexecutor/executor_request_queue.py of 1.0, _balance_requests_across_ranks); SGLang's in turn
+    DPLBAsyncMPClient), unless somebody else stands before them, who is taken to send them in turn; TensorRT-LLM's from
+    one queue (_torch/pyexecutor/executor_request_queue.py); SGLang's in turn
     (srt/managers/data_parallel_controller.py)."""
-    others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
-    own = product == "vLLM" and s.size("dp", 1) > 1 and not others
+    if product == "vLLM" and s.size("dp", 1) > 1:
+        others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
+        return {"router": "round_robin" if others else "least_loaded"}
     ranks = product == TENSORRT_LLM and layout["dp"] > 1 and "ep" in layout
-    return {"router": "least_loaded"} if own or ranks else {}
+    return {"router": "one_queue"} if ranks else {}
 
 
 def _has_experts(model: str) -> bool:

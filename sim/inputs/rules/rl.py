@@ -107,6 +107,7 @@ def _resolve_generation(
 def inference_of(generation: Generation, requests: RequestPattern, model: ModelConfig, gpu: GpuSpec) -> Inference:
     """The engine as a serving workload of these requests, with what it sets by itself on these GPUs."""
     given = generation.model_dump(include=set(Inference.model_fields), exclude_none=True, exclude={"kv_cache"})
+    given["router"] = "round_robin"  # the trainer divides the prompts among the replicas, all of them at once
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
     engine = engine_of(generation.engine)

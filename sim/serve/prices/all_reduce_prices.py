@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
+from sim.serve.prices.fused import is_llama
 from sim.variants.engines.kernel_facts import is_blackwell_ultra
 from sim.variants.engines.own_all_reduce import TIMES, ULTRA, KernelTimes, OwnAllReduce, all_reduce_s
 
@@ -47,6 +48,8 @@ def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces
     architecture = cluster.gpu.kernel_architecture
     every_two_joined = cluster.intra_node.switched or cluster.intra_node.all_linked
     if architecture not in own or architecture not in TIMES or not every_two_joined or cluster.others:
+        return None
+    if is_llama(pricing.plan.scenario.model, own[architecture].but_llama_above):
         return None
     times, link_bytes_per_s = TIMES[architecture], cluster.intra_node.usable_bytes_per_s
     times = times._replace(bytes_per_s=min(times.bytes_per_s, link_bytes_per_s))

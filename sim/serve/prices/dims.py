@@ -63,7 +63,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         cp=p.cp,
         cp_method=p.cp_method,
         quantizing=quantizing(scenario, linear),
-        norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms),
+        norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms, linear),
         experts_sum_norms=experts_sum_norms(scenario),
         latents=_latents(scenario, engine, linear),
         roped=rope_of(scenario),

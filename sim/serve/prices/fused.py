@@ -43,24 +43,30 @@ def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
     if not _compiled(scenario) if engine.quantizing_compiled else i.lora is not None:
         return ()
     own, norms = engine.quantizing.get(linear, ()), engine.summed_norms
-    sums = norms is not None and linear in norms.llama_writes and _is_llama(scenario.model, norms)
+    sums = norms is not None and linear in norms.llama_writes and is_llama(scenario.model, norms.llama_above)
     return (*own, "sums") if sums else own
 
 
-def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
-    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node."""
+def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None, linear: str) -> float:
+    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node, for linear
+    layers that multiply in `linear`."""
     p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
     if norms is None or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
         return 0.0
     compiled = norms.compiled and not own_selected(scenario)
     if (compiled and not _compiled(scenario)) or (norms.alone and (p.dp > 1 or p.pp > 1)):
         return 0.0
-    if norms.codes and m.code not in norms.codes and not _is_llama(m, norms):
+    if norms.codes and m.code not in norms.codes and not is_llama(m, norms.llama_above):
         return 0.0
     if (m.state_space is not None and not norms.states) or (m.indexer is not None and not norms.selected):
         return 0.0
     if cluster.gpu.name in norms.but or (norms.experts and (p.sharing_replicas > 1 or i.all2all_backend == "deepep")):
         return 0.0
+    kernels = engine_of(i.engine).own_all_reduces.get(cluster.gpu.kernel_architecture)
+    if kernels is not None and is_llama(m, kernels.but_llama_above):
+        return 0.0
+    if norms.llama_below is not None and linear in norms.llama_writes and is_llama(m, norms.llama_above):
+        return norms.llama_below.get(p.tp, 0.0)
     token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
     return norms.most_bytes(cluster.gpu.kernel_architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
 
@@ -109,7 +115,6 @@ def _compiled(scenario: Scenario) -> bool:
     return scenario.for_serving.cuda_graphs and not own
 
 
-def _is_llama(m: ModelConfig, norms: SummedNorms) -> bool:
-    """Whether a model has Llama's or Mistral's code, and is as wide as theirs has to be."""
-    alike = all(getattr(m, key) == value for key, value in LLAMA.items())
-    return norms.llama_above is not None and m.hidden > norms.llama_above and alike
+def is_llama(m: ModelConfig, above: int | None) -> bool:
+    """Whether a model has Llama's or Mistral's code and is wider than `above` (None: it is not)."""
+    return above is not None and m.hidden > above and all(getattr(m, key) == value for key, value in LLAMA.items())

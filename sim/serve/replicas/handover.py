@@ -92,7 +92,7 @@ class Handover:
             sequence.remote, sequence.generated = sequence.request.prompt_tokens, 1
             self.decoding[self.to_decode.choose(sequence)].take(sequence)
         else:
-            take_in(self.prefilling, self.to_prefill.choose, sequence)
+            take_in(self.prefilling, self.to_prefill, sequence)
 
     def _asked(self, decode: int, sequence: Sequence) -> None:
         """Go on with a request for which a decode replica has set blocks aside."""

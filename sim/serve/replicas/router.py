@@ -6,13 +6,15 @@ of its prefix went, and to the shortest queue where loads are too far apart or l
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Items
 
 from sim.inputs.serving_keys import HASHED_TOKENS
-from sim.inputs.workloads import RouterName
+from sim.models.dims import ceil_div
 from sim.serve.requests import Request
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Sequence
+from sim.variants.engines.admission import RouterName
 
 # Loads count more than prefixes where the largest has more requests than the least by APART, and TIMES as many.
 APART = 64  # balance_abs_threshold; 32 in sgl-router of 2024
@@ -26,10 +28,18 @@ class Router:
     def __init__(self, replicas: Items[Scheduler]) -> None:
         self._replicas = replicas
         self.ready = [True] * len(replicas)
+        self.queue: deque[Sequence] = deque()  # requests that no replica has a place for
 
     def choose(self, sequence: Sequence) -> int:
         """The replica that takes this request."""
         raise NotImplementedError
+
+    def has_place(self) -> bool:
+        """Whether a request goes to a replica now; else it waits for one to leave."""
+        return True
+
+    def left(self, sequence: Sequence) -> None:
+        """A request has left its replica."""
 
 
 class RoundRobin(Router):
@@ -56,6 +66,38 @@ class LeastLoaded(Router):
     def loads(self) -> list[int]:
         """Requests that wait or run, by replica."""
         return [len(s.waiting) + len(s.running) for s in self._replicas]
+
+
+class OneQueue(LeastLoaded):
+    """TensorRT-LLM's ranks with attention of their own: a request waits in the server's queue while all ranks together
+    have as many as may run on them. It goes to the rank with the fewest prompt tokens, of those with fewer requests
+    than the fullest one, or than the mean with this one (executor_request_queue.py, `_get_from_waiting_queue` and
+    `_balance_requests_across_ranks`; requests that come at once are dealt in their order, not the longest first).
+    """
+
+    def __init__(self, replicas: Items[Scheduler]) -> None:
+        super().__init__(replicas)
+        self._tokens = [0] * len(replicas)  # of the prompts of requests that wait and run
+        self._chosen: dict[Sequence, int] = {}  # the rank of each
+
+    def choose(self, sequence: Sequence) -> int:
+        """The rank with the fewest prompt tokens."""
+        loads, ready = self.loads(), [i for i, on in enumerate(self.ready) if on]
+        most = max(ceil_div(sum([loads[i] for i in ready]) + 1, len(ready)), *[loads[i] for i in ready])
+        chosen = min([i for i in ready if loads[i] < most], key=lambda i: (self._tokens[i], loads[i]))
+        self._tokens[chosen] += sequence.request.prompt_tokens
+        self._chosen[sequence] = chosen
+        return chosen
+
+    def left(self, sequence: Sequence) -> None:
+        """Its prompt counts no more."""
+        if (rank := self._chosen.pop(sequence, None)) is not None:
+            self._tokens[rank] -= sequence.request.prompt_tokens
+
+    def has_place(self) -> bool:
+        """Whether fewer requests wait and run on all ranks together than may run."""
+        places = [s.limits.running for s, on in zip(self._replicas, self.ready, strict=True) if on]
+        return sum(self.loads()) < sum(places)
 
 
 class PrefixAware(LeastLoaded):
@@ -90,4 +132,5 @@ ROUTERS: dict[RouterName, type[Router]] = {
     "round_robin": RoundRobin,
     "least_loaded": LeastLoaded,
     "prefix_aware": PrefixAware,
+    "one_queue": OneQueue,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 CapacityPolicy = Literal["guaranteed_no_evict", "max_utilization"]
+RouterName = Literal["round_robin", "least_loaded", "prefix_aware", "one_queue"]  # of sim.serve.replicas.router.ROUTERS
 
 
 class Admission(NamedTuple):
@@ -24,3 +25,11 @@ class Admission(NamedTuple):
     block_chunks: bool = False
     keeps_ended: bool = False
     waits: bool = False
+
+
+class Routers(NamedTuple):
+    """Which of an engine's replicas a request goes to where nobody says: of replicas `apart`, and of those that share
+    experts (`sharing`)."""
+
+    apart: RouterName = "round_robin"
+    sharing: RouterName = "round_robin"

@@ -39,7 +39,7 @@ class SummedNorms(NamedTuple):
     `experts`: those of experts norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to
     their weights (Qwen3-Next); `selected`: also of models whose attention selects keys (DeepSeek V3.2); `but`: not on
     these GPUs; `compiled`: torch.compile puts them there, so that there are none without it; `llama_above`: also of
-    models of Llama's code that are wider, whose sums write the few bits of `llama_writes`.
+    models of Llama's code that are wider, whose sums write the few bits of `llama_writes`, then to `llama_below` bytes.
     """
 
     hopper: Mapping[int, float]
@@ -54,6 +54,7 @@ class SummedNorms(NamedTuple):
     compiled: bool = False
     llama_above: int | None = None
     llama_writes: tuple[str, ...] = ()
+    llama_below: Mapping[int, float] | None = None
     ultra: Mapping[int, float] | None = None
 
     def most_bytes(self, architecture: str, memory_bytes: float, ranks: int, token_bytes: float) -> float:

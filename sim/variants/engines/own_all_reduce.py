@@ -23,13 +23,15 @@ class OwnAllReduce(NamedTuple):
     in one shot, others smaller than `below` in two; NCCL has all larger ones and other numbers of ranks.
 
     `uncertainty`: more than the seconds' own, of kernels that are not vLLM's; `compared`: the sizes are those below
-    which the kernel was measured to be the quicker one, so it takes no longer than NCCL's.
+    which the kernel was measured to be the quicker one, so it takes no longer than NCCL's; `but_llama_above`: models of
+    Llama's code that are wider leave all of them to NCCL.
     """
 
     one_shot_below: Mapping[int, float]
     below: Mapping[int, float]
     uncertainty: float = 0.0
     compared: bool = False
+    but_llama_above: int | None = None
 
 
 class KernelTimes(NamedTuple):
@@ -92,5 +94,14 @@ CUSTOM_LESS_33 = CUSTOM_LESS_29 | {
 }
 # TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
 # its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang
-# pull request 2904, its sizes read as elements of 2 bytes).
-MIN_LATENCY = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT | {2: 16e6}, {2: 16e6, 4: 1e6, 8: 500e3}, 0.3))
+# pull request 2904, its sizes read as elements of 2 bytes). Before Blackwell Llama's layers have NCCL's alone (pull
+# request 7768, September 2025; modeling_llama.py, LlamaDecoderLayer: "temporary fix to disable oneshot kernel for
+# pre-Blackwell arch to avoid perf regressions", in use above a width of 4,096).
+_MIN_LATENCY = OwnAllReduce(_ONE_SHOT | {2: 16e6}, {2: 16e6, 4: 1e6, 8: 500e3}, 0.3)
+MIN_LATENCY = dict.fromkeys(TIMES, _MIN_LATENCY._replace(but_llama_above=4096)) | {"blackwell": _MIN_LATENCY}
+# 1.2 (pull request 7870, October 2025): common/customAllReduceUtils.h, tables that benchmarks made, of compute
+# capability 9.0, which earlier ones share, and of 10.0; of powers of two of tokens and widths, RESIDUAL_RMS_NORM. Its
+# AutoTuner (pull request 8531) compares all kernels once more.
+FROM_TABLES = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT, {2: 16 * MIB, 4: 8 * MIB, 8: MIB}, 0.3, compared=True)) | {
+    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 16 * MIB, 4: 8 * MIB, 8: 8 * MIB}, 0.3, compared=True)
+}

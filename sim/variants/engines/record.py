@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
-from sim.variants.engines.admission import Admission, CapacityPolicy
+from sim.variants.engines.admission import Admission, CapacityPolicy, Routers
 from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
 from sim.variants.engines.drafting import DraftGraphs
 from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
@@ -185,6 +185,7 @@ class Engine:
         "while others are preempted; a sequence goes on only while a block is free, needed or not; None: none of this",
     )
     admission: Admission = fact(Admission(), "what a request needs, and takes, when it enters")  # noqa: RUF009  a tuple
+    routers: Routers = fact(Routers(), "which of its replicas a request goes to")  # noqa: RUF009  a tuple
     paddings: int | None = fact(
         None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
     )

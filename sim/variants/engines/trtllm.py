@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
-from sim.variants.engines.admission import Admission
+from sim.variants.engines.admission import Admission, Routers
 from sim.variants.engines.defaults import Defaults
 from sim.variants.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.variants.engines.handing_over import TRTLLM as HANDING_OVER
 from sim.variants.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
 from sim.variants.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
 from sim.variants.engines.outside_memory import TRTLLM as OUTSIDE
-from sim.variants.engines.own_all_reduce import MIN_LATENCY
+from sim.variants.engines.own_all_reduce import FROM_TABLES, MIN_LATENCY
 from sim.variants.engines.record import Engine
 
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
@@ -28,7 +28,9 @@ _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of 
 # behind attention and behind experts, without attention dp; in the kernels of strategy MIN_LATENCY, below whose sizes
 # they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's and Mistral's models wider than
 # 4,096 (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones, and the kernel writes
-# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4). Assumption: it takes as long as the all-reduce.
+# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4), in 1.0 and 1.1 up to the workspace's size (allreduceOp.cpp,
+# selectImplementation; customAllReduceUtils.h, getMaxRequiredWorkspaceSize). Assumption: it takes as long as the
+# all-reduce.
 _SIZES = MIN_LATENCY["hopper"].below
 _SUMMED_NORMS = SummedNorms(
     _SIZES,
@@ -37,6 +39,7 @@ _SUMMED_NORMS = SummedNorms(
     experts=True,
     llama_above=4096,
     llama_writes=("fp8", "nvfp4"),
+    llama_below={2: 16e6, 4: 8e6, 8: 8e6},
 )
 # fp8: attention writes it (_torch/modules/attention.py: out_scale where o_proj.has_fp8_qdq), the activation, too
 # (gated_mlp.py of 1.1.0rc6, _apply_activation; not in 0.20), neither beside LoRA.
@@ -102,6 +105,9 @@ _TRTLLM_1 = Engine(
     "support_overlap_scheduler",
     host=hosts(TRTLLM_1),
     handing_over=HANDING_OVER,
+    # _torch/pyexecutor/executor_request_queue.py: _get_from_waiting_queue, _balance_requests_across_ranks, later
+    # scheduler/adp_router.py, DefaultADPRouter; replicas that share nothing are servers of their own
+    routers=Routers(sharing="one_queue"),
     interval_skips_text=True,
     sent_together=1,  # executor/result.py, _aresult_step: a request makes its text when its own piece is due
     joins_pieces=False,  # likewise: one response of its queue after another
@@ -165,6 +171,10 @@ _TRTLLM_12 = replace(
     "sampler_type auto is TorchSampler without beams, with FlashInfer's kernels and without penalties "
     "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
     sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
+    own_all_reduces=FROM_TABLES,
+    summed_norms=_SUMMED_NORMS._replace(
+        hopper=FROM_TABLES["hopper"].below, blackwell=FROM_TABLES["blackwell"].below, llama_below=None
+    ),
     token_more=False,  # likewise, 1.2's notes: early exit with overlap scheduler (will_complete_next_iteration)
 )
 RECORDS = (

@@ -350,7 +350,7 @@ def test_tensorrt_llms_further_options(tmp_path: Path) -> None:
     found, text = converted(tmp_path, OPTIONS)
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8, "expert_tp": 1}
     inference = found["inference"]
-    assert inference["router"] == "least_loaded"
+    assert inference["router"] == "one_queue"
     assert (inference["kv_cache"], inference["prefix_cache"]) == ({"dtype": "fp8"}, "none")
     assert (inference["speculative"], inference["max_running_requests"]) == ({"tokens": 1}, 128)
     assert "not expressed here: moe_config.backend\n" in text

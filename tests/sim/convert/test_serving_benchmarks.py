@@ -264,3 +264,33 @@ def test_a_store_below_the_cache_of_unknown_size_is_named(tmp_path: Path, connec
     assert f"kv_connector {connector}: how much it keeps of the cache is not known here" in told
     assert "inference.kv_cache.tiers.host.capacity_bytes says it" in told
     assert "not expressed here: --kv-transfer-config" in told
+
+
+BENCH = "trtllm-bench --model llama3-70b throughput --dataset d.json --tp 4 --backend pytorch"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "flags", "found"),
+    [
+        # 0.9 of what 131.4 GiB of weights leave of 4 · 79.11 are 166.5 GiB, and a token has 320 KiB.
+        (1000, 1000, "", (384, 2048)),  # 273 sequences; 546 tokens
+        (128, 128, "", (2304, 4608)),  # 2,131; 4,263
+        (4096, 16, "", (160, 32768)),  # 133; 34,100, of which 32,768 are the most
+        (3000, 3000, "", (96, 3096)),  # 91; 182, but a whole prompt and all sequences fit
+        (1000, 1000, " --max_batch_size 100", (100, 2048)),
+        (2040, 1000, " --max_num_tokens 3000", (192, 3000)),  # 179
+    ],
+)
+def test_trtllm_bench_sets_limits_by_its_data(
+    tmp_path: Path, prompt: int, output: int, flags: str, found: tuple[int, int]
+) -> None:
+    """tensorrt_llm/bench/build/tuning.py, by hand."""
+    data = f"trtllm-bench prepare-dataset --output d.json token-norm-dist --input-mean={prompt} --output-mean={output}"
+    scenario, _ = converted(tmp_path, "s.sh", f"{data} --num-requests=10\n{BENCH}{flags}\n", *CLUSTER)
+    i = scenario["inference"]
+    assert (i["max_running_requests"], i["max_batch_tokens"]) == found
+
+
+def test_a_server_of_tensorrt_llm_keeps_its_own_limits(tmp_path: Path) -> None:
+    found, _ = converted(tmp_path, "s.sh", "trtllm-serve llama3-70b --tp_size 4\n", *CLUSTER)
+    assert not {"max_running_requests", "max_batch_tokens"} & {*found["inference"]}

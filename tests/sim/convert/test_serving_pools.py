@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.inputs.engine_file import router_of
 from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.test_serving import converted
 
@@ -85,7 +86,8 @@ def test_vllms_data_parallel_ranks_split_experts(tmp_path: Path, model: str, fla
 def test_requests_go_in_turn_where_no_server_of_vllms_chooses(tmp_path: Path, command: str) -> None:
     found, _ = converted(tmp_path, command)
     assert found["parallelism"]["dp"] == 4
-    assert "router" not in found["inference"]
+    served = parse_scenario(found, "found")
+    assert router_of(served.for_serving, served.parallelism) == "round_robin"
 
 
 PREFILL = "python -m sglang.launch_server --model-path zai-org/GLM-4.5-Air --disaggregation-mode prefill --tp-size 4"

@@ -286,7 +286,7 @@ def test_inference_defaults() -> None:
         "async_scheduling": None,
         "two_batch_overlap": False,
         "stream_interval": 1,
-        "router": "round_robin",
+        "router": None,
         "disaggregated": None,
         "speculative": None,
         "autoscaling": None,

@@ -23,9 +23,11 @@ MEASURED = {
 }
 
 
-def costs(engine: str, tp: int, cluster: Any = "dgx-h100", faults: Any = None) -> IterationCosts:
+def costs(
+    engine: str, tp: int, cluster: Any = "dgx-h100", faults: Any = None, model: str = "llama3-70b"
+) -> IterationCosts:
     section = {"engine": engine, "precision": "fp16", "requests": {"prompt_len": 8, "output_len": 8, "count": 1}}
-    data = {"model": "llama3-70b", "cluster": cluster, "parallelism": {"tp": tp}, "inference": section}
+    data = {"model": model, "cluster": cluster, "parallelism": {"tp": tp}, "inference": section}
     s = parse_scenario({**data, "faults": faults})
     return replica_costs(iteration_costs(s, load_profile(s.calibration)), s, 0)
 
@@ -69,7 +71,7 @@ def test_a_small_message_takes_what_reading_the_others_takes() -> None:
     ],
 )
 def test_larger_messages_are_nccls(engine: str, tp: int, below: float) -> None:
-    priced = costs(engine, tp)
+    priced = costs(engine, tp, model="qwen3-32b")
     small, large = (all_reduce(priced, size) for size in (below - 16, below))
     assert small[0] != small[1]
     assert large[0] == large[1]
@@ -131,3 +133,41 @@ def test_eight_ranks_reduce_larger_messages_themselves_by_release(engine: str, g
     own = costs(engine, 8, {"gpu": gpu, "gpus_per_node": 8}).prices.own
     assert own is not None
     assert own.own.below[8] == below
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "own"),
+    [
+        ("trtllm-1.0", "dgx-h100", False),
+        ("trtllm-1.1", "dgx-h100", False),
+        ("trtllm-1.2", "dgx-h100", True),
+        ("trtllm-1.0", "dgx-b200", True),
+    ],
+)
+def test_llamas_layers_had_nccls_before_blackwell(engine: str, cluster: str, own: bool) -> None:
+    priced = costs(engine, 8, cluster)
+    found, nccl = all_reduce(priced, 64 * KIB)
+    assert (found < nccl) is own
+    assert (priced.dims.norm_in_sum_bytes > 0) is own
+
+
+def test_other_models_layers_have_their_engines_kernels() -> None:
+    found, nccl = all_reduce(costs("trtllm-1.0", 8, model="qwen3-32b"), 64 * KIB)
+    assert found < nccl
+
+
+def test_tables_of_trtllm_have_larger_messages_on_blackwell() -> None:
+    """64 tokens of 7,168: of eight ranks NCCL's on Hopper only where they are 1 MiB or more."""
+    for cluster, most in (("dgx-h100", MIB), ("dgx-b200", 8 * MIB)):
+        assert costs("trtllm-1.3", 8, cluster).dims.norm_in_sum_bytes == most
+
+
+@pytest.mark.parametrize(
+    ("engine", "quantization", "below"), [("trtllm-1.0", "none", 500e3), ("trtllm-1.0", "nvfp4", 8e6)]
+)
+def test_sums_that_write_few_bits_norm_up_to_the_workspace(engine: str, quantization: str, below: float) -> None:
+    """allreduceOp.cpp of 1.0, selectImplementation: MIN_LATENCY for what quantizes, whatever its size."""
+    section = {"engine": engine, "quantization": quantization, "requests": {"prompt_len": 8, "output_len": 8}}
+    data = {"model": "llama3-70b", "cluster": "dgx-b200", "parallelism": {"tp": 8}, "inference": section}
+    s = parse_scenario(data)
+    assert iteration_costs(s, load_profile(s.calibration)).dims.norm_in_sum_bytes == below

@@ -30,7 +30,7 @@ def drawn(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], Any, int 
         "speculative": [{"draft": SMALL, "tokens": 3, "acceptance": a} for a in (0, 0.5, 1)],
         "cuda_graphs": [False],
         "async_scheduling": [True, False],
-        "router": ["least_loaded", "prefix_aware"],
+        "router": ["least_loaded", "prefix_aware", "one_queue"],
         "capacity_policy": ["max_utilization", "guaranteed_no_evict"],
         "batch_wait": [{"iterations": 5, "tokens_ratio": 0.5}],
         "balanced_prompts": [{"timeout_iterations": 5, "wait_iterations": 2}],

@@ -97,7 +97,7 @@ SECTION: dict[str, list[Any]] = {
     "batch_wait": [{"iterations": 9, "tokens_ratio": 0.9}],
     "balanced_prompts": [{}],
     "prefix_cache": ["none"],
-    "router": ["least_loaded"],
+    "router": ["round_robin", "one_queue"],
     "all2all_backend": ["deepep"],
     "dense_over_replicas": [False],
     "head_over_replicas": [False],

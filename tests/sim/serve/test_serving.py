@@ -110,7 +110,8 @@ def test_any_workload_is_served(
 def test_littles_law(
     requests: tuple[Request, ...], inference: dict[str, Any], parallelism: dict[str, int], engine: Any
 ) -> None:
-    sim = simulate_serving(serving(inference, parallelism=parallelism), requests=requests, engine=engine)
+    in_turn = {"router": "round_robin"} if engine == "static" else {}  # which knows no other
+    sim = simulate_serving(serving(inference | in_turn, parallelism=parallelism), requests=requests, engine=engine)
     _littles_law(sim)
 
 

@@ -30,6 +30,7 @@ from tests.sim.serve.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finish
 def test_simpy_gives_the_quick_passes_times(
     requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, int]
 ) -> None:
+    inference["router"] = "round_robin"  # the quick pass knows no other
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
     quick, simpy = (simulate_serving(scenario, requests=requests, engine=e) for e in ("static", "simpy"))
     finished(simpy)

@@ -134,6 +134,8 @@ def test_any_workload_is_served(
     parallelism: dict[str, int],
 ) -> None:
     inference["speculative"] = {"draft": DRAFT, "tokens": tokens, "acceptance": acceptance}
+    inference["router"] = "round_robin"  # the quick pass knows no other
+    inference["max_batch_tokens"] += inference["max_running_requests"]  # kept for the draft model
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
     quick, simpy = (simulate_serving(scenario, requests=requests, engine=e) for e in ("static", "simpy"))
     finished(quick)
