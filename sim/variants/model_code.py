@@ -137,8 +137,8 @@ MODEL_CODE: dict[str, ModelCode] = {
         scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True, rope_dtype="promoted", split="shards"
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
-    # cohere2_moe/modeling_cohere2_moe.py: Cohere2MoeTopKRouter with a softmax and with a sigmoid, Cohere2MoeSparseMoeBlock
-    # (`shared_expert_combination_strategy`: average and sum)
+    # cohere2_moe/modeling_cohere2_moe.py: Cohere2MoeTopKRouter with a softmax and with a sigmoid,
+    # Cohere2MoeSparseMoeBlock (`shared_expert_combination_strategy`: average and sum)
     "cohere2_moe": COHERE_MOE._replace(averages_shared=True),
     "cohere2_moe_sum": COHERE_MOE,
     "cohere2_moe_sigmoid": COHERE_MOE._replace(averages_shared=True, router=COHERE_SIGMOID_ROUTER),
@@ -179,8 +179,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gemma4": ModelCode(casts_norm_weights=True),  # gemma4/modeling_gemma4.py: Gemma4RMSNorm
     # gemma/modeling_gemma.py: GemmaRMSNorm; Gemma 2 and 3, VaultGemma and Qwen 3.5 without experts have the same
     "gemma": ModelCode(norm_weights_from_1=True),
-    # glm/modeling_glm.py: GlmMLP, apply_rotary_pos_emb; GLM-4-0414 has the same. glm4v/modeling_glm4v.py and GLM-OCR make
-    # the cosines once.
+    # glm/modeling_glm.py: GlmMLP, apply_rotary_pos_emb; GLM-4-0414 has the same. glm4v/modeling_glm4v.py and GLM-OCR
+    # make the cosines once.
     "glm": ModelCode(merges_gate=True, repeats_cosines=True),
     "glm4v": ModelCode(merges_gate=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward

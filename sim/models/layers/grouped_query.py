@@ -229,8 +229,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def _rope(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""
-        share = 1.0 if self.rope_share is None else self.rope_share
-        width = round(self.head_dim * share)
+        width = round(self.head_dim * (share := self.rope_share or 1.0))
         if self.scaled_rope or (d.framework.scales_rope_apart and not d.framework.fuses_rope):
             return scaled_rope(d, elements * share, width)
         if d.code.rope_pairs == "complex":

@@ -1,8 +1,7 @@
-"""Layers of families as their configs say: matmuls, kernels, what they move and keep, as captured programs have them."""
+"""Layers as their configs say: matmuls, kernels, what they move and keep, as captured programs have them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
