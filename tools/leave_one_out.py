@@ -42,11 +42,11 @@ WITHOUT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     # As tools/fit_power.py prints them.
     "mlperf_training_gpt3": {"b200-sxm": {"power_at_peak_8_bits": 1.48}},
     "mlperf_training_lora": {
-        "b200-sxm": {"power_at_peak_8_bits": 1.35},
-        "gb200": {"power_at_peak_8_bits": 1.70},
+        "b200-sxm": {"power_at_peak_8_bits": 1.39},
+        "gb200": {"power_at_peak_8_bits": 1.72},
     },
-    "mlperf_training_405b": {"gb200": {"power_at_peak_8_bits": 1.78}},
-    "megatron_bridge_h100_gb200": {"gb200": {"power_at_peak_8_bits": 1.78}},
+    "mlperf_training_405b": {"gb200": {"power_at_peak_8_bits": 1.79}},
+    "megatron_bridge_h100_gb200": {"gb200": {"power_at_peak_8_bits": 1.80}},
 }
 
 

@@ -64,10 +64,10 @@ _FITTED = (
 _WATTS = "a {}'s energy for a flop, by this GPU's {:,} W"
 # In 8 bits: value and source.
 NARROW_POWER: dict[str, tuple[float, str]] = {
-    "b200": (1.41, _FITTED.format("mlperf_training_lora and mlperf_training_gpt3")),
-    "gb200": (1.75, _FITTED.format("megatron_bridge_h100_gb200, mlperf_training_405b and mlperf_training_lora")),
-    "b300": (1.33, _WATTS.format("B200", 1100)),
-    "gb300": (1.57, _WATTS.format("GB200", 1400)),
+    "b200": (1.43, _FITTED.format("mlperf_training_lora and mlperf_training_gpt3")),
+    "gb200": (1.77, _FITTED.format("megatron_bridge_h100_gb200, mlperf_training_405b and mlperf_training_lora")),
+    "b300": (1.35, _WATTS.format("B200", 1100)),
+    "gb300": (1.59, _WATTS.format("GB200", 1400)),
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _SPREAD = (

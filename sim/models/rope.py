@@ -5,13 +5,25 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Program
+from sim.core.program import Compute, Program, Saved
 from sim.models.dims import Dims
 from sim.models.elementwise import copied
 from sim.models.operators import F, I, Operator, memory_op
 from sim.models.precision.casts import More, cast, mixed, wider_rope
 
 ROPE_SINGLE = 4.5  # numbers that rope's kernels of one direction handle one at a time, for each number that it rotates
+
+
+def cosines_repeated(d: Dims, made: Operator, width: int) -> Operator:
+    """Rope whose cosines and sines, [1, seq, width], are copied from half of the width in each layer and kept
+    (`ModelCode.repeats_cosines`): read once for each two that are written, in two kernels."""
+    if d.framework.fuses_rope or d.framework.fuses_chains or not d.code.repeats_cosines:
+        return made
+    e = FP32_BYTES if d.code.rope_dtype == "fp32 products" else d.act_bytes
+    written = 2 * d.seq * width
+    copies = memory_op("cosine_copies", F, "copy", written, 1.5 * e * written, d.act, 2)
+    saved = (*made.saved, Saved("cosines and sines", written * e))
+    return replace(made, forward=(copies, *made.forward), saved=saved)
 
 
 def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:

@@ -13,6 +13,8 @@ from sim.variants.frameworks.parts import (
     AS_CHOSEN_ROUTER,
     CAST_SIGMOID_ROUTER,
     CASTING_ROUTER,
+    COHERE_ROUTER,
+    COHERE_SIGMOID_ROUTER,
     ERNIE_ROUTER,
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
@@ -82,6 +84,11 @@ class ModelCode(NamedTuple):
     # nothing.
     split: Literal["split", "select", "index", "heads", "shards"] = "split"
 
+    # Gate and up of a dense MLP are one matmul (`model.merged_projections` says so of query, key and value, too).
+    merges_gate: bool = False
+    # Rope's cosines and sines of half a head are copied to all of it in each layer, which keeps them.
+    repeats_cosines: bool = False
+
     # Queries, keys and values are clamped: as one matmul's result ("merged"), or each in place ("apart").
     clamps_qkv: Literal["", "merged", "apart"] = ""
 
@@ -106,11 +113,13 @@ class ModelCode(NamedTuple):
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
+    averages_shared: bool = False  # the sum of routed and shared experts' results is divided by two
     sums_shared_in_fp32: bool = False  # the results of routed and shared experts are cast to fp32 to be added
     experts_one_by_one: bool = False  # a loop over experts, whose gradients have all experts' size (`moe.one_by_one`)
 
 
 LLAMA = ModelCode()
+COHERE_MOE = ModelCode(rope_dtype="fp32", router=COHERE_ROUTER, casts_router_weights=True)
 MODEL_CODE: dict[str, ModelCode] = {
     # afmoe/modeling_afmoe.py: AfmoeTokenChoiceRouter, AfmoeAttention (`gate_proj`)
     "afmoe": ModelCode(router=CAST_SIGMOID_ROUTER, gate_apart=True),
@@ -128,6 +137,12 @@ MODEL_CODE: dict[str, ModelCode] = {
         scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True, rope_dtype="promoted", split="shards"
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
+    # cohere2_moe/modeling_cohere2_moe.py: Cohere2MoeTopKRouter with a softmax and with a sigmoid,
+    # Cohere2MoeSparseMoeBlock (`shared_expert_combination_strategy`: average and sum)
+    "cohere2_moe": COHERE_MOE._replace(averages_shared=True),
+    "cohere2_moe_sum": COHERE_MOE,
+    "cohere2_moe_sigmoid": COHERE_MOE._replace(averages_shared=True, router=COHERE_SIGMOID_ROUTER),
+    "cohere2_moe_sigmoid_sum": COHERE_MOE._replace(router=COHERE_SIGMOID_ROUTER),
     # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts, DbrxAttention.forward (`clip_qkv`)
     "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv="merged"),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
@@ -136,10 +151,16 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_ocr2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
-    "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
+    "ernie4_5": ModelCode(
+        rope_dtype="fp32 products", repeats_cosines=True
+    ),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
     "ernie4_5_moe": ModelCode(
-        rope_dtype="fp32 products", router_without_autocast=True, router=ERNIE_ROUTER, casts_router_weights=True
+        rope_dtype="fp32 products",
+        repeats_cosines=True,
+        router_without_autocast=True,
+        router=ERNIE_ROUTER,
+        casts_router_weights=True,
     ),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
@@ -158,6 +179,10 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gemma4": ModelCode(casts_norm_weights=True),  # gemma4/modeling_gemma4.py: Gemma4RMSNorm
     # gemma/modeling_gemma.py: GemmaRMSNorm; Gemma 2 and 3, VaultGemma and Qwen 3.5 without experts have the same
     "gemma": ModelCode(norm_weights_from_1=True),
+    # glm/modeling_glm.py: GlmMLP, apply_rotary_pos_emb; GLM-4-0414 has the same. glm4v/modeling_glm4v.py and GLM-OCR
+    # make the cosines once.
+    "glm": ModelCode(merges_gate=True, repeats_cosines=True),
+    "glm4v": ModelCode(merges_gate=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(sdpa=False, scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
@@ -171,6 +196,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
     # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
     "granite_swa": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
+    # helium/modeling_helium.py: apply_rotary_pos_emb, HeliumRMSNorm
+    "helium": ModelCode(repeats_cosines=True, casts_norm_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
     "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
@@ -196,8 +223,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "mimo_v2_flash": ModelCode(router=GROUPED_SIGMOID_ROUTER, softmax_in_fp32=False, shifts_by_largest="all"),
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
-    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm
-    "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True),
+    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm, MiniMaxM3VLDenseMLP
+    "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, merges_gate=True),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries="positions"),
     # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave, Mistral4TopkRouter, get_llama_4_attn_scale

@@ -217,7 +217,7 @@ def _glm(config: Config) -> Config:
     """GLM-4: biases in query, key and value alone; rope over half of each head."""
     bias = config.get("attention_bias", True)
     found = llama({"head_dim": 128, **config, "attention_bias": False})
-    return found | {"qkv_bias": bias, "rope_share": rope_share(config, 0.5)}
+    return found | {"qkv_bias": bias, "rope_share": rope_share(config, 0.5), "code": "glm"}
 
 
 def _gemma(config: Config) -> Config:
@@ -299,7 +299,10 @@ def _gemma4_full(config: Config, kinds: list[str]) -> Config:
 def _helium(config: Config) -> Config:
     """Helium: Llama's layers, whose `attention_bias` is of queries, keys and values alone."""
     require(config, "head_dim", (config["hidden_size"] // config["num_attention_heads"],))  # its output matrix's rows
-    return llama(config | {"attention_bias": False}) | {"qkv_bias": bool(config.get("attention_bias"))}
+    return llama(config | {"attention_bias": False}) | {
+        "qkv_bias": bool(config.get("attention_bias")),
+        "code": "helium",
+    }
 
 
 def _exaone(config: Config) -> Config:

@@ -188,7 +188,10 @@ def _cohere2_moe(config: Config) -> Config:
     dense = config.get("prefix_dense_intermediate_size") or config["intermediate_size"]
     whole = {"head_dim": 128, "sliding_window": 4096, **config, "intermediate_size": dense}
     norm = {} if config.get("rms_norm_eps") is None else {"norm": "rmsnorm", "norm_in_fp32": False}
-    return rope_in_windows_alone(whole, cohere(whole) | norm | {"moe": moe}, step)
+    sigmoid = config.get("expert_selection_fn", "softmax") == "sigmoid"
+    summed = config.get("shared_expert_combination_strategy", "average") == "sum"
+    code = "cohere2_moe" + sigmoid * "_sigmoid" + summed * "_sum"
+    return rope_in_windows_alone(whole, cohere(whole) | norm | {"moe": moe, "code": code}, step)
 
 
 def _mimo_v2_flash(config: Config) -> Config:

@@ -148,7 +148,9 @@ def _bailing_hybrid(config: Config) -> Config:
     """Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on
     its heads; DeepSeek V3's experts."""
     require(config, "attention_bias", (False, None))
-    heads, width = config["num_attention_heads"], config.get("linear_head_dim", config.get("head_dim", 128))
+    heads = config.get("linear_num_heads", config["num_attention_heads"])
+    width = config.get("linear_head_dim", config.get("head_dim", 128))
+    taps = config.get("linear_conv_kernel_dim", config.get("short_conv_kernel_size", 4))
     layers, group = config["num_hidden_layers"], config.get("layer_group_size", 6)
     groups = config.get("num_expert_group", config.get("n_group", 8))
     names = ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
@@ -158,7 +160,7 @@ def _bailing_hybrid(config: Config) -> Config:
         "router_fp32": True,
         "max_nodes_per_token": None if groups == 1 else config.get("topk_group", 4),
     }
-    states = _channel_gated("kda_whole", heads, width, config.get("short_conv_kernel_size", 4))
+    states = _channel_gated("kda_whole", heads, width, taps)
     return llama(config) | {
         "kv_heads": None,
         "head_dim": None,

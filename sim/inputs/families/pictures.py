@@ -38,12 +38,12 @@ def _qwen3_vl(config: Config) -> Config:
 def _glm4v(config: Config) -> Config:
     """GLM-4.1V: GLM-4's layers, whose heads share the hidden size and always have biases."""
     own = {"head_dim": config["hidden_size"] // config["num_attention_heads"], "attention_bias": True}
-    return DENSE["glm4"](config | own)
+    return DENSE["glm4"](config | own) | {"code": "glm4v"}
 
 
 def _glm_ocr(config: Config) -> Config:
     """GLM-OCR: GLM-4's layers without biases."""
-    return DENSE["glm4"]({"head_dim": None, **config, "attention_bias": False}) | {"qkv_bias": None}
+    return DENSE["glm4"]({"head_dim": None, **config, "attention_bias": False}) | {"qkv_bias": None, "code": "glm4v"}
 
 
 def _glm4v_moe(config: Config) -> Config:

@@ -64,14 +64,15 @@ class DenseMlp(Struct, frozen=True):
         """The matmuls and the activation of a training step. `original`, `joins_norm`: of the first (`Linear`)."""
         up, down = self.matrices(d.tp)
         wide = promoted(d, self.activation) is not None
-        first = up.linear(d.tokens, merged=self.merged or d.framework.merges_projections)
+        merged = self.merged or (self.gated and d.code.merges_gate)
+        first = up.linear(d.tokens, merged=merged or d.framework.merges_projections)
         # Megatron-Core's linear layers leave their bias to the activation's kernel (mlp.py: `bias_parallel`).
         apart = self.bias and d.framework.passes_biases_on and not d.framework.fuses_activation
         bias = (bias_apart(d, "mlp_up_bias", d.tokens * sum(up.outputs)),) if apart else ()
         return (
             linear(d, replace(first, original=original, joins_norm=joins_norm)),
             *bias,
-            activation(d, self.activation, d.tokens * down.inputs, self.merged),
+            activation(d, self.activation, d.tokens * down.inputs, merged),
             linear(d, replace(down.linear(d.tokens), wide=wide)),
         )
 

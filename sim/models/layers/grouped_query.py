@@ -28,7 +28,7 @@ from sim.models.linear import linear
 from sim.models.norm import norm
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
 from sim.models.precision.casts import rope_gives_fp32
-from sim.models.rope import rope, rope_join, scaled_rope
+from sim.models.rope import cosines_repeated, rope, rope_join, scaled_rope
 from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
@@ -229,13 +229,13 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def _rope(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""
-        share = 1.0 if self.rope_share is None else self.rope_share
+        width = round(self.head_dim * (share := self.rope_share or 1.0))
         if self.scaled_rope or (d.framework.scales_rope_apart and not d.framework.fuses_rope):
-            return scaled_rope(d, elements * share, round(self.head_dim * share))
+            return scaled_rope(d, elements * share, width)
         if d.code.rope_pairs == "complex" or (d.framework.multiplies_complex_rope and self.qk_norm in (False, "l2")):
             return rope_of_pairs(d, elements * share)
         of_norms = d.code.split == "select" and self.qk_norm == "layernorm"  # which copy what they are given
-        return rope(d, elements * share, d.code.split != "heads" and not of_norms)
+        return cosines_repeated(d, rope(d, elements * share, d.code.split != "heads" and not of_norms), width)
 
     def _rope_in_projection(self, d: Dims) -> Operator:
         """One kernel that reads the projection's result and writes rotated queries and keys, and values; its backward

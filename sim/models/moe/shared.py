@@ -48,10 +48,21 @@ def _sum(d: Dims) -> Operator:
         return _sum_in_fp32(d, elements, gradients)
     if not casts_apart(d):
         add = accumulate(d, "shared_expert_sum", elements, phase=F)
-        return Operator("shared_expert_sum", (add,), (gradients,))
+        halved = _halved(d, elements)
+        return Operator("shared_expert_sum", (add, *halved[0]), (*halved[1], gradients))
     moved = (d.act_bytes + 2 * FP32_BYTES) * elements
     add = mixed(memory_op("shared_expert_sum", F, "elementwise", elements, moved, "fp32"), 3)
     return Operator("shared_expert_sum", (add,), (cast(d, "shared_grad_cast", I, elements), gradients))
+
+
+def _halved(d: Dims, elements: float) -> tuple[Program, Program]:
+    """The sum divided by two (Cohere2MoeSparseMoeBlock in Transformers), and its gradient; a compiler does both within
+    the kernels beside."""
+    if not d.code.averages_shared or d.framework.fuses_chains:
+        return (), ()
+    moved = 2 * d.act_bytes * elements
+    forward = memory_op("shared_expert_mean", F, "elementwise", elements, moved, d.act)
+    return (forward,), (memory_op("shared_expert_mean_backward", I, "elementwise", elements, moved, d.act),)
 
 
 def _sum_in_fp32(d: Dims, elements: float, gradients: Compute) -> Operator:

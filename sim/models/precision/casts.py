@@ -150,13 +150,13 @@ def wider_rope(d: Dims) -> tuple[More, More]:
     gradient's. Where it is cast before, all accesses of `sim.models.rope.rope`
     are of fp32, forward 10 and backward 15 of 17 (the copy between orders is not), with a cast before and one after.
     Where both parts are cast after one of them was rotated, forward both products and their sum (7) and backward both
-    products (4) are of fp32, with three casts; forward also copies the angles (`repeat_interleave`).
+    products (4) are of fp32, with three casts.
     """
     e = d.act_bytes
     more = FP32_BYTES - e
     if d.code.rope_dtype == "fp32 products":
         casts = 3 * (FP32_BYTES + e)
-        return More(7 * more + casts, 4), More(4 * more + casts, 3)
+        return More(7 * more + casts, 3), More(4 * more + casts, 3)
     if d.code.rope_dtype == "fp32":
         casts = 2 * (FP32_BYTES + e)
         return More(10 * more + casts, 2), More(15 * more + casts, 2)

@@ -113,6 +113,11 @@ GRANITE_ROUTER = PLAIN_ROUTER._replace(forward_kernels=5, backward_kernels=5)
 GPT_OSS_ROUTER = PLAIN_ROUTER._replace(
     forward_kernels=3, backward_kernels=4, forward_bytes=0.0, backward_accesses=2, backward_bytes=0.0
 )
+# cohere2_moe/modeling_cohere2_moe.py (Cohere2MoeTopKRouter): as gpt-oss's without biases, with casts around the
+# softmax, which is in fp32. Or a sigmoid of the chosen ones, divided by their sum: top-k, sigmoid, sum and
+# quotient; backward seven kernels on the chosen ones, the sigmoid's, zeros with the gradients put in.
+COHERE_ROUTER = GPT_OSS_ROUTER._replace(forward_kernels=5, backward_kernels=5, backward_accesses=1)
+COHERE_SIGMOID_ROUTER = COHERE_ROUTER._replace(backward_kernels=10)
 # Routers with sigmoids, as torch dispatches them (transformers/models/hy_v3/modeling_hy_v3.py: HYV3TopKRouter.forward).
 # Forward: sigmoid (8), the experts' biases added (8), top-k in two kernels (4), the chosen experts' scores looked up;
 # then on those scores the sum, a small number added to it, the quotient and the scale. Backward: eight kernels on the

@@ -267,7 +267,7 @@ def test_ernie_s_rope_casts_before_its_products_alone(tmp_path: Path) -> None:
     for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
         mine = [o for o in program.operators if o.phase == phase and o.module.endswith("layers.1.self_attn")]
         real = [i for o in mine if o.launches and "attention" not in o.name for i in computes_of(o)]
-        found = [i for i in items if isinstance(i, Compute) and i.name.startswith("rope")]
+        found = [i for i in items if isinstance(i, Compute) and i.name.startswith(("rope", "cosine_copies"))]
         assert sum(i.kernels for i in found) == sum(i.kernels for i in real)
         assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)
         assert sum(i.single_elements for i in found) == pytest.approx(sum(i.single_elements for i in real), rel=0.2)
