@@ -142,7 +142,7 @@ def convert_litgpt(
         "global_batch_size": steps * micro * dp,
         **numbers,
         "gradient_clipping": kind == PRETRAIN and train.take("max_norm", 1.0) is not None,
-        "framework": "compiled" if kind == PRETRAIN else "eager",
+        "framework": "compiled_real_rope" if kind == PRETRAIN else "eager",
         "recompute": "full" if kind != PRETRAIN and dp > 1 else "none",
         **_optimizer(s, kind, str(numbers["param_dtype"])),
         "lora": _lora(s, dp) if kind == LORA else None,

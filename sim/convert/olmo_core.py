@@ -188,7 +188,7 @@ def _training(s: Settings, layout: Mapping[str, Any]) -> dict[str, Any]:
     precision = cast or autocast or "fp32"
     all_cast = not layout["zero"] and cast == "bf16"  # of DDP the parameters themselves (`apply_ddp`)
     reduced = s.choice(f"{DP}.reduce_dtype", DTYPES, "float32")
-    low = precision != "fp32"
+    low, compiled = precision != "fp32", s.flag(f"{TRAIN}.compile_model")
     return {
         "seq_len": length,
         "micro_batch_size": micro,
@@ -198,9 +198,9 @@ def _training(s: Settings, layout: Mapping[str, Any]) -> dict[str, Any]:
         "grad_reduce_dtype": reduced if low and layout["zero"] else None,
         "gradient_clipping": (s.number(f"{TRAIN}.max_grad_norm") or 0.0) > 0,
         "attention": "fused",
-        "framework": "compiled" if s.flag(f"{TRAIN}.compile_model") else "eager",
+        "framework": _framework(s) if compiled else "eager",
         "recompute": _recompute(s),
-        "cross_entropy": _loss(s, layout),
+        "cross_entropy": _loss(s, layout, compiled),
         **(ALL_IN_BF16 if all_cast else {}),
         **_in_8_bits(s, precision),
         **_optimizer(s, all_cast),
@@ -222,13 +222,21 @@ def _in_8_bits(s: Settings, precision: str) -> dict[str, str]:
     return {"precision": "fp8", "fp8_recipe": recipe}
 
 
-def _loss(s: Settings, layout: Mapping[str, Any]) -> str | None:
-    """Liger's loss, where the file names it (nn/lm_head.py)."""
+def _framework(s: Settings) -> str:
+    """Return whose compiled layers these are like, by what rope multiplies (nn/rope.py: RoPEType)."""
+    named = (s.values.get(f"{BLOCK}.{mixer}.rope.name") for mixer in MIXERS)
+    return "compiled" if "complex" in named else "compiled_real_rope"
+
+
+def _loss(s: Settings, layout: Mapping[str, Any], compiled: bool) -> str | None:
+    """Liger's loss, where the file names it (nn/lm_head.py); else a compiled model has its loss in the same graph as
+    the output layer (nn/transformer/model.py: apply_compile), and the gradient is written over the logits."""
+    usual = "fused" if compiled else None
     if s.take("model.lm_head.loss_implementation") != "fused_linear":
-        return None
+        return usual
     if layout["tp"]:
         s.notes.append("fused_linear: with tp the loss is simulated with all logits at once")
-    return None if layout["tp"] else "chunked"
+    return usual if layout["tp"] else "chunked"
 
 
 def _recompute(s: Settings) -> Any:

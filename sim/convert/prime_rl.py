@@ -231,7 +231,7 @@ def _training(t: Settings) -> dict[str, Any]:
         "attention": "unfused" if t.values.get("model.attn") == "eager" else "fused",
         **({"attention_kernel": kernel} if kernel is not None and "model.attn" in t.values else {}),
         "optimizer": OPTIMIZERS[optimizer],
-        "framework": "compiled" if _has(t, "model.compile") else "transformers",
+        "framework": "compiled_real_rope" if _has(t, "model.compile") else "transformers",
         "cross_entropy": _loss(t),
         **(FSDP_ON_HOST if offloads[0] else {"optimizer_offload": True} if offloads[1] else {}),
         **_checkpoints(t),

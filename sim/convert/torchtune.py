@@ -159,7 +159,7 @@ def _compiled(s: Settings, pairs: bool) -> dict[str, Any]:
         raise InputError(f"{s.file}: loss.{COMPONENT}: found {loss}; {TRAINS}")
     if loss in CHUNKED:
         s.notes.append(KEEPS_ALL)
-    framework = "compiled" if "model" in parts else "eager"
+    framework = "compiled_real_rope" if "model" in parts else "eager"
     if pairs:
         s.taken |= {"loss.beta", "loss.label_smoothing", "loss.gamma"}
         s.notes.append(OF_PAIRS)

@@ -18,12 +18,14 @@ from sim.models.rope import rope
 
 class RopeKernels(NamedTuple):
     """Hold one direction of rope over one tensor: for each number that it rotates the accesses of the activations'
-    dtype, fp32 bytes, and how many numbers its kernels handle one at a time; and the kernels."""
+    dtype, fp32 bytes, and how many numbers its kernels handle one at a time; the kernels of each tensor, and those
+    that serve both."""
 
     accesses: float
     fp32_bytes: float
     single: float
     kernels: int
+    shared: int = 0
 
 
 # deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb_interleave. Forward: four products of half of the numbers
@@ -37,8 +39,8 @@ _SLICES = (RopeKernels(9, 0, 3, 7), RopeKernels(16, 0, 3.5, 12))
 _COMPLEX = (RopeKernels(2, 16, 1.5, 3), RopeKernels(2, 16, 1.5, 4))
 # torchtitan: models/llama3/model.py, apply_rotary_emb. Inductor generates no kernels of complex numbers
 # (torch/_inductor/lowering.py: `unsupported_input_tensor`), so that the product is torch's; both casts are compiled.
-# Recorded with torch 2.6 and 2.14 on a CPU.
-_COMPLEX_BETWEEN_CASTS = (RopeKernels(2, 16, 0.5, 3), RopeKernels(2, 16, 0.5, 4))
+# Both tensors share the conjugate of the angles. Recorded with torch 2.6 and 2.14 on a CPU.
+_COMPLEX_BETWEEN_CASTS = (RopeKernels(2, 16, 0.5, 3), RopeKernels(2, 16, 0.5, 3, shared=1))
 # minicpm3/modeling_minicpm3.py: apply_rotary_pos_emb, as `sim.models.rope.rope`; the copy to tokens' order is
 # counted where queries' gradients are joined.
 _HALVES = (RopeKernels(10, 0, 4.5, 5), RopeKernels(15, 0, 4.5, 9))
@@ -76,7 +78,7 @@ def _in_kernels(d: Dims, elements: float, directions: tuple[RopeKernels, RopeKer
     """Rope of two tensors of `elements` in all by separate kernels, forward and backward."""
     ahead, back = (
         replace(
-            memory_op(name, phase, "elementwise", elements, _moved(d, k) * elements, d.act, 2 * k.kernels),
+            memory_op(name, phase, "elementwise", elements, _moved(d, k) * elements, d.act, 2 * k.kernels + k.shared),
             single_elements=k.single * elements,
         )
         for name, phase, k in zip(("rope", "rope_backward"), (F, I), directions, strict=True)

@@ -65,7 +65,7 @@ def test_pretraining_of_a_model_that_the_file_describes(tmp_path: Path) -> None:
         0.25,
     )
     assert (model["bias"], model["norm_bias"], model["tied_embeddings"]) == (False, True, True)
-    assert of(data, "training", "seq_len", "framework", "adamw_kernels") == [1024, "compiled", "fused"]
+    assert of(data, "training", "seq_len", "framework", "adamw_kernels") == [1024, "compiled_real_rope", "fused"]
     assert of(data, "training", "param_dtype", "grad_reduce_dtype", "recompute") == ["fp32", "bf16", "none"]
     assert of(data, "parallelism", "dp", "shard_size", "fsdp_version") == [16, 8, 1]
     assert data["training"]["global_batch_size"] == 12 * 2 * 16  # 480 // 16 // 12 whole micro-batches a GPU

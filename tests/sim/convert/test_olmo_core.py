@@ -64,7 +64,7 @@ def test_olmo_3(tmp_path: Path) -> None:
     assert data["name"] == "olmo3"
     assert of(data, "training", "seq_len", "micro_batch_size", "global_batch_size") == [8192, 2, 512]
     assert of(data, "training", "precision", "param_dtype", "grad_reduce_dtype") == ["bf16", "fp32", "fp32"]
-    assert of(data, "training", "framework", "recompute", "adamw_kernels") == ["compiled", "none", "foreach"]
+    assert of(data, "training", "framework", "recompute", "adamw_kernels") == ["compiled_real_rope", "none", "foreach"]
     assert of(data, "parallelism", "dp", "zero", "fsdp_version", "shard_size") == [16, 3, 2, 8]
     assert data["parallelism"]["all_reduce_once"] is True
     ours, theirs = parse_scenario(data).model, load_model("hf://allenai/Olmo-3-1025-7B")
@@ -72,6 +72,23 @@ def test_olmo_3(tmp_path: Path) -> None:
     assert (ours.qk_norm_over, ours.norm_position) == (theirs.qk_norm_over, theirs.norm_position)
     assert [ours.attention_kind(i) for i in range(32)] == [theirs.attention_kind(i) for i in range(32)]
     assert "not expressed" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework", "loss"),
+    [
+        ({}, "compiled_real_rope", "fused"),
+        ({"model__block__sequence_mixer__rope__name": "complex"}, "compiled", "fused"),
+        ({"model__lm_head__loss_implementation": "fused_linear"}, "compiled_real_rope", "chunked"),
+        ({"train_module__compile_model": False}, "eager", None),
+    ],
+)
+def test_what_rope_multiplies_and_where_the_loss_is_compiled(
+    tmp_path: Path, changes: dict[str, Any], framework: str, loss: str | None
+) -> None:
+    """nn/rope.py: RoPEType; nn/transformer/model.py: apply_compile compiles the output layer with its loss."""
+    training = converted(tmp_path, "config.json", json.dumps(config(**changes)), *ON_16)[0]["training"]
+    assert (training["framework"], training.get("cross_entropy")) == (framework, loss)
 
 
 def test_layouts_and_recomputation(tmp_path: Path) -> None:

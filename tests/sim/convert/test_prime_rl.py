@@ -82,7 +82,7 @@ def test_engines_run_a_step_ahead_and_give_the_log_probabilities(tmp_path: Path)
     assert data["model"] == "hf://Qwen/Qwen3-30B-A3B"
     assert of(data, "parallelism", "dp", "ep", "zero", "fsdp_version") == [16, 8, 3, 2]
     assert of(data, "training", "seq_len", "micro_batch_size", "global_batch_size") == [32768, 1, 512]
-    assert of(data, "training", "framework", "recompute", "activation_offload") == ["compiled", "full", True]
+    assert of(data, "training", "framework", "recompute", "activation_offload") == ["compiled_real_rope", "full", True]
     assert of(data, "training", "param_dtype", "grad_reduce_dtype") == ["fp32", "fp32"]
     assert of(data, "training", "attention_kernel", "gradient_clipping") == ["flash3", True]
     assert of(data, "rl", "prompts_per_step", "generations_per_prompt", "steps_off") == [32, 16, 1]

@@ -74,7 +74,7 @@ def test_adapters(tmp_path: Path, builder: str, weights: str | None, model: str)
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
-        ("compile: False", "compile: True", {"framework": "compiled", "cross_entropy": "fused"}),
+        ("compile: False", "compile: True", {"framework": "compiled_real_rope", "cross_entropy": "fused"}),
         ("compile: False", "compile: {model: False}", {"framework": "eager", "cross_entropy": "fused"}),
         ("dtype: bf16", "dtype: fp32", {"precision": "fp32", "optimizer_dtype": "fp32"}),
         ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit", {"optimizer_dtype": "int8"}),

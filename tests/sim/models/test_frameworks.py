@@ -121,8 +121,9 @@ def test_metas_trainer_adds_up_a_row_of_micro_batches_before_it_reduces() -> Non
 
 def test_explain_says_that_it_is_the_former_name() -> None:
     assert "former name of framework" in explain("training.elementwise")
-    assert "eager | megatron | megatron_bridge | nemo | compiled | transformers_compiled" in explain(
-        "training.framework"
+    assert (
+        "eager | megatron | megatron_bridge | nemo | compiled | compiled_real_rope | transformers_compiled"
+        in explain("training.framework")
     )
 
 
