@@ -26,9 +26,10 @@ _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of 
 
 # _torch/models/modeling_deepseekv3.py, modeling_gpt_oss.py, modeling_qwen3_moe.py: AllReduceFusionOp.RESIDUAL_RMS_NORM
 # behind attention and behind experts, without attention dp; in the kernels of strategy MIN_LATENCY, below whose sizes
-# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's and Mistral's models wider than
-# 4,096 (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones, and the kernel writes
-# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4), in 1.0 and 1.1 up to the workspace's size (allreduceOp.cpp,
+# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's models wider than 4,096
+# (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones and Mistral's
+# (modeling_mistral.py, MistralDecoderLayer, since pull request 3845 of April 2025). The kernel writes fp8 and nvfp4
+# (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4), in 1.0 and 1.1 up to the workspace's size (allreduceOp.cpp,
 # selectImplementation; customAllReduceUtils.h, getMaxRequiredWorkspaceSize). Assumption: it takes as long as the
 # all-reduce.
 _SIZES = MIN_LATENCY["hopper"].below
