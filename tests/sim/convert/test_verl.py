@@ -385,5 +385,12 @@ def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
     assert (data["training"]["framework"], data["parallelism"]["tp"]) == ("megatron", 2)
     said = refused(tmp_path, "run.yaml", CONFIG.replace("n: 5", 'n: "${trainer.x}"'), *OF_RL)
     assert "actor_rollout_ref.rollout.n: found '${trainer.x}'" in said
-    circle = CONFIG.replace("nnodes: 1", 'nnodes: "${trainer.nnodes}"')
-    assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
+    for value in ("${trainer.nnodes}", "1${trainer.nnodes}${trainer.nnodes}", "${trainer}"):
+        circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}"\n  other: "{value}"')
+        assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
+
+
+@pytest.mark.parametrize("words", ["div:1,0", "mul:1e308,1e308", "add:nan,1"])
+def test_an_interpolation_without_a_number_stays_as_it_is(tmp_path: Path, words: str) -> None:
+    said = refused(tmp_path, "run.yaml", CONFIG.replace("n: 5", f'n: "${{{words}}}"'), *OF_RL)
+    assert f"actor_rollout_ref.rollout.n: found '${{{words}}}'" in said
