@@ -386,7 +386,7 @@ def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
     said = refused(tmp_path, "run.yaml", CONFIG.replace("n: 5", 'n: "${trainer.x}"'), *OF_RL)
     assert "actor_rollout_ref.rollout.n: found '${trainer.x}'" in said
     for value in ("${trainer.nnodes}", "1${trainer.nnodes}${trainer.nnodes}", "${trainer}"):
-        circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}"\n  other: "{value}"')
+        circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}", other: "{value}"')
         assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
 
 
