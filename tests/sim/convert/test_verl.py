@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.convert.verl import ENGINES, PINNED
+from sim.convert.verl_files import as_usual
 from sim.variants.engines.names import engine_named
 from tests.sim.convert.converting import OF_RL, converted, converted_rl, of, refused
 
@@ -388,6 +389,13 @@ def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
     for value in ("${trainer.nnodes}", "1${trainer.nnodes}${trainer.nnodes}", "${trainer}"):
         circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}", other: "{value}"')
         assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
+
+
+def test_a_choice_of_a_section_stands_beside_its_settings() -> None:
+    """Hydra: `actor_rollout_ref/actor=dp_actor` is a group's choice, as is one without a slash."""
+    values = {"trainer.nnodes": "1", "trainer": "mine", "trainer.nnodes.x": "2"}
+    assert as_usual(Path("run.sh"), values) == set()
+    assert as_usual(Path("run.sh"), {"trainer": "mine", "trainer.use_v1": True}) == {"trainer.use_v1"}
 
 
 @pytest.mark.parametrize("words", ["div:1,0", "mul:1e308,1e308", "add:nan,1"])
