@@ -384,7 +384,7 @@ def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
     actor = "actor:\n    megatron: {tensor_model_parallel_size: 2}\n    strategy: megatron"
     config = CONFIG.replace("actor:", actor, 1).replace("critic: {", "critic: {enable: true, ")
     data, said = converted(tmp_path, "run.yaml", config, *OF_RL)
-    assert (data["training"]["framework"], data["parallelism"]["tp"], said.count("critic.enable: ")) == ("megatron", 2, 1)
+    assert (data["training"]["framework"], data["parallelism"]["tp"], "critic.enable" in said) == ("megatron", 2, True)
     for value in ("${trainer.nnodes}", "1${trainer.nnodes}${trainer.nnodes}", "${trainer}"):
         circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}", other: "{value}"')
         assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
