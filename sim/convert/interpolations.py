@@ -6,9 +6,10 @@ own are add, sub, mul, div and max of two values (nemo_rl/utils/config.py).
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ TWO_VALUES: dict[str, Callable[[float, float], float]] = {
 }
 SELECT = "oc.select"
 MOST_LOOKUPS = 50  # of one value, and sections within one another
+MOST_VALUES, MOST_CHARACTERS = 100_000, 10_000  # of all that is filled in, and of one text: more only copies repeat
 UNKNOWN = object()
 
 
@@ -34,17 +36,21 @@ def filled(file: Path, values: Mapping[str, Any], root: Mapping[str, Any] | None
     environment stay as they are.
 
     Raises:
-        InputError: for an interpolation that leads back to itself.
+        InputError: for an interpolation that leads back to itself, or to copies of copies without an end.
     """
-    return {key: _filled(file, value, values if root is None else root, (key,)) for key, value in values.items()}
+    left = iter(range(MOST_VALUES))
+    whole = values if root is None else root
+    return {key: _filled(file, value, whole, (key,), left) for key, value in values.items()}
 
 
-def _filled(file: Path, value: Any, root: Mapping[str, Any], at: tuple[str, ...]) -> Any:
-    """A value whose place in the file is `at`."""
+def _filled(file: Path, value: Any, root: Mapping[str, Any], at: tuple[str, ...], left: Iterator[int]) -> Any:
+    """A value whose place in the file is `at`; `left` counts those that may still come."""
+    if next(left, None) is None or len(at) > MOST_LOOKUPS:
+        raise _endless(file, value)
     if isinstance(value, dict):
-        return {key: _filled(file, inner, root, (*at, str(key))) for key, inner in value.items()}
+        return {key: _filled(file, inner, root, (*at, str(key)), left) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(file, inner, root, (*at, "")) for inner in value]
+        return [_filled(file, inner, root, (*at, ""), left) for inner in value]
     for _ in range(MOST_LOOKUPS):
         if not isinstance(value, str) or (found := INNERMOST.search(value)) is None:
             return value
@@ -52,10 +58,16 @@ def _filled(file: Path, value: Any, root: Mapping[str, Any], at: tuple[str, ...]
         whole = found[0] == value.strip()
         if said is UNKNOWN or (isinstance(said, (dict, list)) and not whole):
             return value  # an environment's variable (`${oc.env:HOME}`), or a text about data
-        if isinstance(said, (dict, list)) and len(at) < MOST_LOOKUPS:
-            return _filled(file, said, root, at)
+        if isinstance(said, (dict, list)):
+            return _filled(file, said, root, at, left)
         value = said if whole else value.replace(found[0], "null" if said is None else str(said))
-    raise InputError(f"{file}: found {show(value)}, an interpolation without an end")
+        if len(str(value)) > MOST_CHARACTERS:
+            break
+    raise _endless(file, value)
+
+
+def _endless(file: Path, value: Any) -> InputError:
+    return InputError(f"{file}: found {show(value)}, an interpolation without an end")
 
 
 def _said(words: str, root: Mapping[str, Any], at: tuple[str, ...]) -> Any:
@@ -70,7 +82,12 @@ def _said(words: str, root: Mapping[str, Any], at: tuple[str, ...]) -> Any:
     numbers = [_number(part) for part in rest.split(",")] if name in TWO_VALUES else []
     if len(numbers) != 2 or None in numbers:
         return UNKNOWN
-    result = TWO_VALUES[name](*(number or 0.0 for number in numbers))
+    try:
+        result = TWO_VALUES[name](*(number or 0.0 for number in numbers))
+    except (ArithmeticError, ValueError):  # a division by zero
+        return UNKNOWN
+    if not math.isfinite(result):
+        return UNKNOWN
     return int(result) if result == int(result) else result
 
 

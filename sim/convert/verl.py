@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import words_behind, words_of
 from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
-from sim.convert.verl_critic import critic_of, of_critic
+from sim.convert.verl_critic import critic_of, note_critic, of_critic
 from sim.convert.verl_files import as_usual, named_config, settings_of
 from sim.convert.verl_megatron import by_megatron
 from sim.core.errors import InputError
@@ -96,6 +96,8 @@ def _converted(s: Settings, machine: Machine, megatron: bool) -> Converted:
         "rl": _rl(s, megatron) | (critic_of(s, model) if estimator == WITH_CRITIC else {}),
     }
     _by_model(s, sections)
+    if estimator != WITH_CRITIC:
+        note_critic(s)
     s.taken |= as_usual(s.file, s.values) | (set() if estimator == WITH_CRITIC else of_critic(s))
     s.missing.update(LENGTHS)
     return s.converted("verl", machine, sections)

@@ -44,6 +44,12 @@ def critic_of(s: Settings, model: str) -> dict[str, str]:
     return {"critic": "host" if any(away) else "gpu"}
 
 
+def note_critic(s: Settings) -> None:
+    """Name a critic that is asked for beside an estimator that does without one."""
+    if s.flag(f"{CRITIC}.enable"):
+        s.notes.append(f"{CRITIC}.enable: a critic beside this estimator is not simulated")
+
+
 def of_critic(s: Settings) -> set[str]:
     """The names of the critic's settings."""
     return {name for name in s.values if name.startswith(f"{CRITIC}.")}

@@ -54,12 +54,14 @@ def named_config(file: Path, text: str, name: str) -> tuple[dict[str, Any], list
 def as_usual(file: Path, values: Mapping[str, Any]) -> set[str]:
     """The names of settings that say what verl does anyhow."""
     root: dict[str, Any] = {}
-    for name, value in values.items():
+    for name in sorted(values, key=len):  # `critic=megatron_critic`, Hydra's choice of a section, before what is in it
         *sections, last = name.split(".")
         inner = root
         for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
+            if not isinstance(inner.setdefault(section, {}), dict):
+                inner[section] = {}
+            inner = inner[section]
+        inner[last] = values[name]
     usual = flat(filled(file, msgspec.yaml.decode(_DEFAULT_VALUES.read_bytes(), type=dict[str, Any]), root))
     return {name for name, value in usual.items() if name in values and values[name] == _as_word(value)}
 

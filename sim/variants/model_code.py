@@ -227,6 +227,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, merges_gate=True),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries="positions"),
+    # mistral/modeling_mistral.py: Llama's layers; TensorRT-LLM has other ones for it (`sim.serve.prices.fused`)
+    "mistral": ModelCode(),
     # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave, Mistral4TopkRouter, get_llama_4_attn_scale
     "mistral4": ModelCode(
         router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries="positions"

@@ -345,7 +345,7 @@ def _olmo(config: Config) -> Config:
 
 _SLIDING = ("sliding",)
 _WINDOW = {"sliding_window": 4096}
-_MISTRAL = Family(llama, _WINDOW, pattern=_SLIDING)
+_MISTRAL = Family(llama, _WINDOW, own={"code": "mistral"}, pattern=_SLIDING)
 _OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True, "code": "olmo"}
 _OLMO: Config = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True, "code": "olmo"}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}

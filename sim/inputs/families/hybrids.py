@@ -189,7 +189,7 @@ def _nemotron_h(config: Config) -> Config:
     own = {"shared_ffn": config["moe_shared_expert_intermediate_size"], "latent": config.get("moe_latent_size")}
     moe = router(config, "n_routed_experts") | {"router_fp32": True} | own
     require(config, "mtp_hybrid_override_pattern", ("*E", None))
-    require(config, "mtp_layers_block_type", (["attention", "moe"], None))
+    require(config, "mtp_layers_block_type", (["attention", "moe"], ["full_attention", "moe"], None))
     return found | {"moe": moe, "code": "deepseek_v3", "mtp_layers": config.get("num_nextn_predict_layers")}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Of a fused shared expert's tokens, up to which its own launches and waves count (an assumption): more keep the time of
 # kernels of their own.
 FUSED_TOKENS = 1024
-LLAMA = {  # what a model of Llama's or Mistral's code has
+LLAMA = {  # what a model of Llama's code has
     **dict.fromkeys(("code", "moe", "mla", "state_space")),
     **dict.fromkeys(("qk_norm", "qkv_bias", "merged_projections", "parallel_block"), False),
     "norm": "rmsnorm",
@@ -116,5 +116,5 @@ def _compiled(scenario: Scenario) -> bool:
 
 
 def is_llama(m: ModelConfig, above: int | None) -> bool:
-    """Whether a model has Llama's or Mistral's code and is wider than `above` (None: it is not)."""
+    """Whether a model has Llama's code and is wider than `above` (None: it is not)."""
     return above is not None and m.hidden > above and all(getattr(m, key) == value for key, value in LLAMA.items())

@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from sim.engine.simpy_events import Clock
 from sim.inputs.serving_keys import Autoscaling
-from sim.serve.on_simpy import Process, ReplicaProcess
+from sim.serve.on_simpy import Process, ReplicaProcess, deal
 from sim.serve.replicas.router import Router
 from sim.serve.scheduling.sequences import Sequence
 
@@ -92,7 +92,8 @@ class Autoscaler:
     def wanted(self) -> int:
         """Replicas that the rule asks for now."""
         schedulers = [p.replica.scheduler for p in self.replicas]
-        counted = sum([len(s.waiting) + (self.rule.metric == "ongoing") * len(s.running) for s in schedulers])
+        waiting = len(self.router.queue) + sum([len(s.waiting) for s in schedulers])
+        counted = waiting + (self.rule.metric == "ongoing") * sum([len(s.running) for s in schedulers])
         return min(len(self.replicas), max(self.rule.min_replicas, math.ceil(counted / self.rule.target)))
 
     def _watch(self) -> Process:
@@ -120,7 +121,7 @@ class Autoscaler:
         if self.draining:
             chosen = min(self.draining)
             self.draining.remove(chosen)
-            self.router.ready[chosen] = True
+            self._take(chosen)
             return
         chosen = self.since.index(None)
         self.since[chosen] = self.clock.now
@@ -130,7 +131,12 @@ class Autoscaler:
         since = self.since[chosen]
         yield self.clock.timeout(self.rule.startup_s)
         if self.since[chosen] == since and chosen not in self.draining:  # else it was stopped before it was ready
-            self.router.ready[chosen] = True
+            self._take(chosen)
+
+    def _take(self, chosen: int) -> None:
+        """A replica takes requests from now on, also those in the router's queue."""
+        self.router.ready[chosen] = True
+        deal(self.replicas, self.router)
 
     def _drain(self) -> None:
         """One that is still starting, or else the one with the fewest requests; of equal ones the last."""

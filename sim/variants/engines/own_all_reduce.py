@@ -94,11 +94,15 @@ CUSTOM_LESS_33 = CUSTOM_LESS_29 | {
 }
 # TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
 # its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang
-# pull request 2904, its sizes read as elements of 2 bytes). Before Blackwell Llama's layers have NCCL's alone (pull
-# request 7768, September 2025; modeling_llama.py, LlamaDecoderLayer: "temporary fix to disable oneshot kernel for
-# pre-Blackwell arch to avoid perf regressions", in use above a width of 4,096).
+# pull request 2904, its sizes read as elements of 2 bytes).
 _MIN_LATENCY = OwnAllReduce(_ONE_SHOT | {2: 16e6}, {2: 16e6, 4: 1e6, 8: 500e3}, 0.3)
-MIN_LATENCY = dict.fromkeys(TIMES, _MIN_LATENCY._replace(but_llama_above=4096)) | {"blackwell": _MIN_LATENCY}
+MIN_LATENCY = dict.fromkeys(TIMES, _MIN_LATENCY)
+# 1.1: before Blackwell Llama's layers have NCCL's alone (pull request 7768, September 2025; modeling_llama.py,
+# LlamaDecoderLayer, read on the main branch: "temporary fix to disable oneshot kernel for pre-Blackwell arch to avoid
+# perf regressions", in use above a width of 4,096). Whether 1.0, of the same month, has it is not known.
+NCCL_FOR_LLAMA = MIN_LATENCY | {
+    name: own._replace(but_llama_above=4096) for name, own in MIN_LATENCY.items() if name != "blackwell"
+}
 # 1.2 (pull request 7870, October 2025): common/customAllReduceUtils.h, tables that benchmarks made, of compute
 # capability 9.0, which earlier ones share, and of 10.0; of powers of two of tokens and widths, RESIDUAL_RMS_NORM. Its
 # AutoTuner (pull request 8531) compares all kernels once more.

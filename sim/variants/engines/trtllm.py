@@ -13,7 +13,7 @@ from sim.variants.engines.handing_over import TRTLLM as HANDING_OVER
 from sim.variants.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
 from sim.variants.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
 from sim.variants.engines.outside_memory import TRTLLM as OUTSIDE
-from sim.variants.engines.own_all_reduce import FROM_TABLES, MIN_LATENCY
+from sim.variants.engines.own_all_reduce import FROM_TABLES, MIN_LATENCY, NCCL_FOR_LLAMA
 from sim.variants.engines.record import Engine
 
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
@@ -26,9 +26,10 @@ _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of 
 
 # _torch/models/modeling_deepseekv3.py, modeling_gpt_oss.py, modeling_qwen3_moe.py: AllReduceFusionOp.RESIDUAL_RMS_NORM
 # behind attention and behind experts, without attention dp; in the kernels of strategy MIN_LATENCY, below whose sizes
-# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's and Mistral's models wider than
-# 4,096 (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones, and the kernel writes
-# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4), in 1.0 and 1.1 up to the workspace's size (allreduceOp.cpp,
+# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's models wider than 4,096
+# (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones and Mistral's
+# (modeling_mistral.py, MistralDecoderLayer, since pull request 3845 of April 2025). The kernel writes fp8 and nvfp4
+# (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4), in 1.0 and 1.1 up to the workspace's size (allreduceOp.cpp,
 # selectImplementation; customAllReduceUtils.h, getMaxRequiredWorkspaceSize). Assumption: it takes as long as the
 # all-reduce.
 _SIZES = MIN_LATENCY["hopper"].below
@@ -160,6 +161,7 @@ _TRTLLM_11 = replace(
     date="2025-12",
     source="as trtllm-1.0; overlaps also with a draft model (pull request 7651, September 2025)",
     overlaps_drafting=(True, True),
+    own_all_reduces=NCCL_FOR_LLAMA,
     mxfp8_inputs=True,  # _torch/model_config.py, get_mxfp4_quant_algo: W4A8_MXFP4_MXFP8 from compute capability 10 on
 )
 _TRTLLM_12 = replace(

@@ -74,7 +74,8 @@ _VLLM_09 = Engine(
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts",
     host=hosts(VLLM_V1),
-    # v1/engine/core_client.py, DPLBAsyncMPClient: fewest requests (0.9), waiting ones counted four times (0.10.2)
+    # v1/engine/core_client.py, DPLBAsyncMPClient: fewest requests (0.9), waiting ones counted four times (0.10.2),
+    # later more by the cache's use (0.28)
     routers=Routers("least_loaded", "least_loaded"),
     shares_stages=False,  # v1/core/sched/scheduler.py: max_num_seqs for all; what is ready and fits goes along
     may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.convert.verl import ENGINES, PINNED
+from sim.convert.verl_files import as_usual
 from sim.variants.engines.names import engine_named
 from tests.sim.convert.converting import OF_RL, converted, converted_rl, of, refused
 
@@ -381,9 +382,19 @@ def test_a_commands_own_config_is_read_beneath_it(tmp_path: Path) -> None:
 
 def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
     actor = "actor:\n    megatron: {tensor_model_parallel_size: 2}\n    strategy: megatron"
-    data = converted(tmp_path, "run.yaml", CONFIG.replace("actor:", actor, 1), *OF_RL)[0]
-    assert (data["training"]["framework"], data["parallelism"]["tp"]) == ("megatron", 2)
-    said = refused(tmp_path, "run.yaml", CONFIG.replace("n: 5", 'n: "${trainer.x}"'), *OF_RL)
-    assert "actor_rollout_ref.rollout.n: found '${trainer.x}'" in said
-    circle = CONFIG.replace("nnodes: 1", 'nnodes: "${trainer.nnodes}"')
-    assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
+    config = CONFIG.replace("actor:", actor, 1).replace("critic: {", "critic: {enable: true, ")
+    data, said = converted(tmp_path, "run.yaml", config, *OF_RL)
+    assert (data["training"]["framework"], data["parallelism"]["tp"], "critic.enable" in said) == ("megatron", 2, True)
+    for value in ("${trainer.nnodes}", "1${trainer.nnodes}${trainer.nnodes}", "${trainer}"):
+        circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}", other: "{value}"')
+        assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
+
+
+def test_a_choice_of_a_section_stands_beside_its_settings() -> None:
+    assert as_usual(Path("x"), {"trainer": "mine", "trainer.use_v1": True}) == {"trainer.use_v1"}
+
+
+@pytest.mark.parametrize("words", ["trainer.x", "div:1,0", "mul:1e308,1e308", "add:nan,1"])
+def test_an_interpolation_without_a_value_stays_as_it_is(tmp_path: Path, words: str) -> None:
+    config = CONFIG.replace("n: 5", f'n: "${{{words}}}"')
+    assert f"rollout.n: found '${{{words}}}'" in refused(tmp_path, "run.yaml", config, *OF_RL)

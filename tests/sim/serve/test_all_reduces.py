@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,10 +140,10 @@ def test_eight_ranks_reduce_larger_messages_themselves_by_release(engine: str, g
 @pytest.mark.parametrize(
     ("engine", "cluster", "own"),
     [
-        ("trtllm-1.0", "dgx-h100", False),
+        ("trtllm-1.0", "dgx-h100", True),
         ("trtllm-1.1", "dgx-h100", False),
         ("trtllm-1.2", "dgx-h100", True),
-        ("trtllm-1.0", "dgx-b200", True),
+        ("trtllm-1.1", "dgx-b200", True),
     ],
 )
 def test_llamas_layers_had_nccls_before_blackwell(engine: str, cluster: str, own: bool) -> None:
@@ -151,8 +153,20 @@ def test_llamas_layers_had_nccls_before_blackwell(engine: str, cluster: str, own
     assert (priced.dims.norm_in_sum_bytes > 0) is own
 
 
+@pytest.mark.parametrize(("family", "own"), [("llama", False), ("mistral", True)])
+def test_mistrals_layers_are_not_llamas(tmp_path: Path, family: str, own: bool) -> None:
+    """TensorRT-LLM's modeling_mistral.py: MistralDecoderLayer, which norms by itself and takes no strategy."""
+    sizes = {"hidden_size": 12288, "num_attention_heads": 96, "num_key_value_heads": 8, "num_hidden_layers": 2}
+    config = {"model_type": family, "vocab_size": 32768, "intermediate_size": 28672, "sliding_window": None, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 131072, **config}))
+    found, nccl = all_reduce(costs("trtllm-1.1", 8, model=str(tmp_path / "config.json")), 64 * KIB)
+    assert (found < nccl) is own
+    priced = costs("trtllm-1.2", 8, model=str(tmp_path / "config.json"))
+    assert (priced.dims.norm_in_sum_bytes > 0) is not own
+
+
 def test_other_models_layers_have_their_engines_kernels() -> None:
-    found, nccl = all_reduce(costs("trtllm-1.0", 8, model="qwen3-32b"), 64 * KIB)
+    found, nccl = all_reduce(costs("trtllm-1.1", 8, model="qwen3-32b"), 64 * KIB)
     assert found < nccl
 
 

@@ -135,3 +135,14 @@ def test_a_trainer_divides_its_prompts_among_replicas_itself() -> None:
     assert rl is not None
     served = engine_scenario(scenario, rl, draw_answers(rl, scenario.for_training.seq_len))
     assert coupling(served) == ""
+
+
+def test_requests_in_the_queue_start_replicas_and_go_to_them_at_once() -> None:
+    """Nobody leaves the first replica before its answer of 5,000 tokens ends."""
+    rule = {"min_replicas": 1, "metric": "ongoing", "target": 1, "interval_s": 0.01, "startup_s": 0.01}
+    rule |= {"upscale_delay_s": 0, "downscale_delay_s": 60}
+    section = {"router": "one_queue", "max_running_requests": 1, "autoscaling": rule}
+    requests = (Request(0.0, 16, 5000), Request(0.005, 16, 5))
+    s = serving({"engine": "trtllm-1.3", **section}, parallelism={"dp": 2})
+    first, second = simulate_serving(s, requests=requests).sequences
+    assert second.finish_s < first.finish_s / 2
