@@ -5,7 +5,10 @@ for each (ATen/native/cuda/SoftMax.cu: cunn_SpatialSoftMaxForward, cunn_SpatialS
 SpatialSoftMax_getBlockSize, SpatialSoftMax_getGridSize). In the machine code of torch 2.14 for Hopper
 (cuobjdump -sass libtorch_cuda.so) no load is issued before the one of the number before has come: three a number
 forward, for the largest, the sum and the result. Backward one thread loads four numbers at once for the sum, and then
-one after another; several threads do both one after another.
+one after another; several threads do both one after another. Its second loop reads the result for the first time.
+
+A softmax takes 40 registers a thread forward, which leave room for 48 warps of a multiprocessor; a log-softmax and
+gradients take 32, and all 64 warps run (cuobjdump -res-usage of the same library).
 
 No such kernel was measured.
 """
@@ -15,21 +18,26 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sim.models.torch_kernels.latencies import LOAD_CLOCKS
+from sim.models.torch_kernels.latencies import CACHE_BYTES, LOAD_CLOCKS, SECOND_CACHE_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS
 
-BLOCK_THREADS, WARP_THREADS, THREADS = 1024, 32, 2048  # at most of a block; of a warp; of a multiprocessor
+BLOCK_THREADS, WARP_THREADS, BLOCKS = 1024, 32, 32  # at most of a block; of a warp; blocks of a multiprocessor
+ALL_WARPS, WARPS_OF_40_REGISTERS = 64, 48  # that a multiprocessor runs at once
 SHARED_COLUMNS, SHARED_NUMBERS = 64, 64  # up to so many columns, of at least so many numbers, have several threads
-CACHE_BYTES = 50 * 2**20  # of an H100's or H200's second cache (NVIDIA H100 architecture, white paper)
-FORWARD_LOADS, BACKWARD_LOADS, SHARED_BACKWARD_LOADS = 3.0, 1.25, 2.0  # that wait, for each number
+READ_AGAIN, BACKWARD_LOADS, SHARED_BACKWARD_LOADS = 2.0, 1.25, 2.0  # that wait, for each number
 
 
 class Columns(NamedTuple):
-    """A softmax of `numbers` for each of `outer` times `inner` columns, whose neighbours lie `inner` apart."""
+    """A softmax of `numbers`, `inner` apart, for each of `outer` times `inner` columns.
+
+    `element_bytes`: of a number that is read. `warps`: that a multiprocessor's registers leave room for.
+    """
 
     outer: int
     numbers: int
     inner: int
+    element_bytes: float = 4.0
+    warps: int = ALL_WARPS
 
     @property
     def block(self) -> tuple[int, int]:
@@ -49,7 +57,7 @@ class Columns(NamedTuple):
         """Thread blocks along the outer dimensions and along the inner ones: about as many as run at once."""
         threads, columns = self.block
         warps = math.ceil(threads * columns / WARP_THREADS)
-        at_once = MULTIPROCESSORS * min(WARP_THREADS, THREADS // WARP_THREADS // warps)
+        at_once = MULTIPROCESSORS * min(BLOCKS, self.warps // warps)
         along = min(math.ceil(self.inner / columns), at_once)
         return min(math.ceil(at_once / along), self.outer), along
 
@@ -62,10 +70,14 @@ class Columns(NamedTuple):
         threads, columns = self.block
         outer, inner = self.grid
         turns = math.ceil(self.outer / outer) * math.ceil(self.inner / (columns * inner))
-        loads = FORWARD_LOADS if not backward else BACKWARD_LOADS if threads == 1 else SHARED_BACKWARD_LOADS
-        return turns * math.ceil(self.numbers / threads) * loads * LOAD_CLOCKS
+        if backward:
+            waits = (BACKWARD_LOADS if threads == 1 else SHARED_BACKWARD_LOADS) * LOAD_CLOCKS
+        else:
+            waits = LOAD_CLOCKS + READ_AGAIN * (SECOND_CACHE_CLOCKS if self.fit_in_cache else LOAD_CLOCKS)
+        return turns * math.ceil(self.numbers / threads) * waits
 
-    def fit_in_cache(self, element_bytes: float) -> bool:
+    @property
+    def fit_in_cache(self) -> bool:
         """Tell whether the columns that are computed at once are still in the cache when they are read again."""
         columns = math.prod(self.grid) * self.block[1]
-        return min(columns, self.outer * self.inner) * self.numbers * element_bytes <= CACHE_BYTES
+        return min(columns, self.outer * self.inner) * self.numbers * self.element_bytes <= CACHE_BYTES
