@@ -9,6 +9,8 @@ import pytest
 
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import compute_of, computes_of
+from sim.models.captured.reductions import sum_shape
+from sim.models.torch_kernels.row_sums import shared_sum
 from tests.calibrate.capture.test_operators import captured, launched
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -129,7 +131,7 @@ def test_the_copy_of_a_softmax_lives_while_it_runs(tmp_path: Path) -> None:
     assert [s.bytes for s in program.storages if (s.born, s.died) == (row, row + 1)] == [size]
 
 
-@pytest.mark.parametrize("name", ["amax", "max", "var", "linalg_vector_norm", "argmax", "prod", "var_mean"])
+@pytest.mark.parametrize("name", ["amax", "max", "linalg_vector_norm", "argmax", "prod", "any"])
 def test_other_reductions_share_the_kernels_of_sums(name: str) -> None:
     """torch has one template for all (Reduce.cuh), so few threads wait for their loads in each of them."""
     x, rows, columns = Tensor("bf16", (200704, 128), ()), Tensor("bf16", (200704,), ()), Tensor("bf16", (128,), ())
@@ -141,6 +143,14 @@ def test_other_reductions_share_the_kernels_of_sums(name: str) -> None:
         one, summed = reduced(name, out), reduced("sum", out)
         assert (one.sums, one.clocks, one.single_elements) == (summed.sums, summed.clocks, summed.single_elements)
         assert one.sums is not None
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_a_variance_s_thread_loads_two_numbers_at_once(name: str) -> None:
+    """ReduceMomentKernel.cu: a sum's loads four, so that a variance's thread waits twice as often."""
+    x, rows = Tensor("bf16", (512, 768), ()), Tensor("bf16", (768,), ())
+    shapes = [sum_shape(CapturedOperator(f"aten.{n}", "forward", "", (x,), (rows,), 1, False)) for n in (name, "sum")]
+    assert [shared_sum(shape, 132).loads for shape in shapes if shape] == [64, 32]
 
 
 def test_a_thread_of_an_interpolation_goes_through_all_channels(tmp_path: Path) -> None:
