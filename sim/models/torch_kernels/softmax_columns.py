@@ -53,16 +53,23 @@ class Columns(NamedTuple):
         return 1 << (most.bit_length() - 1), columns
 
     @property
+    def at_once(self) -> int:
+        """Thread blocks that all multiprocessors run at once."""
+        return MULTIPROCESSORS * min(BLOCKS, self.warps // math.ceil(math.prod(self.block) / WARP_THREADS))
+
+    @property
     def grid(self) -> tuple[int, int]:
-        """Thread blocks along the outer dimensions and along the inner ones: about as many as run at once."""
-        threads, columns = self.block
-        warps = math.ceil(threads * columns / WARP_THREADS)
-        at_once = MULTIPROCESSORS * min(BLOCKS, self.warps // warps)
-        along = min(math.ceil(self.inner / columns), at_once)
-        return min(math.ceil(at_once / along), self.outer), along
+        """Thread blocks along the outer dimensions and along the inner ones: at least as many as run at once, and less
+        than twice as many, where there are columns for them.
+
+        >>> Columns(8, 21, 512 * 512).at_once, Columns(8, 21, 512 * 512).grid
+        (264, (2, 256))
+        """
+        along = min(math.ceil(self.inner / self.block[1]), self.at_once)
+        return min(math.ceil(self.at_once / along), self.outer), along
 
     def clocks(self, backward: bool) -> float:
-        """Return the clocks of the blocks, which all run at once, for their columns one after another.
+        """Return the clocks of the blocks, each of which has its columns one after another.
 
         >>> round(Columns(32, 32000, 128).clocks(backward=False) / 1.98e6)  # milliseconds on an H200
         23
@@ -70,6 +77,7 @@ class Columns(NamedTuple):
         threads, columns = self.block
         outer, inner = self.grid
         turns = math.ceil(self.outer / outer) * math.ceil(self.inner / (columns * inner))
+        turns *= math.ceil(outer * inner / self.at_once)
         if backward:
             waits = (BACKWARD_LOADS if threads == 1 else SHARED_BACKWARD_LOADS) * LOAD_CLOCKS
         else:
@@ -79,5 +87,5 @@ class Columns(NamedTuple):
     @property
     def fit_in_cache(self) -> bool:
         """Tell whether the columns that are computed at once are still in the cache when they are read again."""
-        columns = math.prod(self.grid) * self.block[1]
+        columns = min(math.prod(self.grid), self.at_once) * self.block[1]
         return min(columns, self.outer * self.inner) * self.numbers * self.element_bytes <= CACHE_BYTES
