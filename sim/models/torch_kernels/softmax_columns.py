@@ -18,7 +18,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sim.models.torch_kernels.latencies import CACHE_BYTES, LOAD_CLOCKS, SECOND_CACHE_CLOCKS
+from sim.models.torch_kernels.latencies import (
+    CACHE_BYTES,
+    CACHED_CLOCKS,
+    FIRST_CACHE_BYTES,
+    LOAD_CLOCKS,
+    SECOND_CACHE_CLOCKS,
+)
 from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS
 
 BLOCK_THREADS, WARP_THREADS, BLOCKS = 1024, 32, 32  # at most of a block; of a warp; blocks of a multiprocessor
@@ -81,8 +87,16 @@ class Columns(NamedTuple):
         if backward:
             waits = (BACKWARD_LOADS if threads == 1 else SHARED_BACKWARD_LOADS) * LOAD_CLOCKS
         else:
-            waits = LOAD_CLOCKS + READ_AGAIN * (SECOND_CACHE_CLOCKS if self.fit_in_cache else LOAD_CLOCKS)
+            waits = LOAD_CLOCKS + READ_AGAIN * self._clocks_again
         return turns * math.ceil(self.numbers / threads) * waits
+
+    @property
+    def _clocks_again(self) -> float:
+        """Return the clocks of a load of a number that was read before: from the nearest cache that keeps it."""
+        of_multiprocessor = self.at_once // MULTIPROCESSORS * self.block[1] * self.numbers * self.element_bytes
+        if of_multiprocessor <= FIRST_CACHE_BYTES:
+            return CACHED_CLOCKS
+        return SECOND_CACHE_CLOCKS if self.fit_in_cache else LOAD_CLOCKS
 
     @property
     def fit_in_cache(self) -> bool:
