@@ -111,7 +111,7 @@ class SumShape(NamedTuple):
 
     `neighbours`: numbers that lie together in memory are added up; else they belong to different results. `joined`:
     one stride leads from each number of a result to the next. `stride`: elements from a number to its neighbour, in the
-    order in which threads go.
+    order in which threads go. `at_once`: numbers that a thread loads before it adds them.
     """
 
     rows: float
@@ -119,6 +119,7 @@ class SumShape(NamedTuple):
     neighbours: bool = False
     joined: bool = True
     stride: int = 1
+    at_once: int = 4  # ATen/native/cuda/Reduce.cuh: vt0
 
 
 class Compute(Struct, frozen=True):

@@ -20,6 +20,7 @@ from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
 MOST_HOMES = 3  # mappings with a key of one name that a message names; of more none
 MOST_KEYS = 6  # of a mapping, in a message
+SHORT_LIST = 4  # items that a message shows
 _GLUED = re.compile(r"\w+:\S+")  # a key and its value without a space behind the colon
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 DTYPE_KEYS = ("dtype", "precision")  # endings of keys that hold a dtype
@@ -142,6 +143,12 @@ def show(value: Any) -> str:
     else:
         text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "a very long number"
     return one_line(text)
+
+
+def show_items(value: Any) -> str:
+    """A found value as `show` writes it, and a short list with its items."""
+    short = isinstance(value, (list, tuple)) and 0 < len(value) <= SHORT_LIST
+    return one_line(f"[{', '.join(map(show, value))}]") if short else show(value)
 
 
 def found_file(name: str, source: Source, path: KeyPath) -> str:

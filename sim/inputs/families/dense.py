@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from sim.inputs.input_source import show
+from sim.inputs.input_source import show, show_items
 
 Config = dict[str, Any]
 
@@ -41,8 +41,8 @@ class Family(Struct, frozen=True):
 def require(config: Config, key: str, allowed: tuple[Any, ...]) -> None:
     """Refuse a config whose `key` is there and none of `allowed`."""
     if config.get(key, allowed[0]) not in allowed:
-        words = " or ".join(show(value) for value in allowed)
-        raise NotExpressibleError(f"{key}: found {show(config[key])}; only {words} can be simulated")
+        words = " or ".join(show_items(value) for value in allowed)
+        raise NotExpressibleError(f"{key}: found {show_items(config[key])}; only {words} can be simulated")
 
 
 def window(config: Config, size: str, pattern: list[str]) -> Config:

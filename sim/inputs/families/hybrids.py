@@ -177,6 +177,7 @@ def _nemotron_h(config: Config) -> Config:
     found = llama({"num_hidden_layers": len(kinds), "intermediate_size": 21504, **config}) | {
         "layers": len(kinds),
         "mlp": "relu2",
+        "tied_embeddings": False,  # nemotron_h/modeling_nemotron_h.py: _tied_weights_keys is empty
         "positions": "none",
         "norm_in_fp32": True,
         "state_space": states,
@@ -189,6 +190,7 @@ def _nemotron_h(config: Config) -> Config:
     own = {"shared_ffn": config["moe_shared_expert_intermediate_size"], "latent": config.get("moe_latent_size")}
     moe = router(config, "n_routed_experts") | {"router_fp32": True} | own
     require(config, "mtp_hybrid_override_pattern", ("*E", None))
+    # Attention has the second name since Transformers 5.24 (configuration_utils.py: remap_legacy_layer_types).
     require(config, "mtp_layers_block_type", (["attention", "moe"], ["full_attention", "moe"], None))
     return found | {"moe": moe, "code": "deepseek_v3", "mtp_layers": config.get("num_nextn_predict_layers")}
 

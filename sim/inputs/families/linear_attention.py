@@ -98,6 +98,9 @@ def _minimax(config: Config) -> Config:
 
 
 # Of the delta rule with a gate for every channel, whatever else is kept in (vLLM, mamba_utils.py: kda_state_dtype).
+# kimi_linear/modeling_kimi_linear.py, bailing_hybrid/modeling_bailing_hybrid.py: _tied_weights_keys is empty, whatever
+# `tie_word_embeddings` says.
+_NEVER_TIED = {"tied_embeddings": False}
 KDA_STATE = "float32"
 
 
@@ -140,7 +143,7 @@ def _kimi_linear(config: Config) -> Config:
     }
     require(config, "moe_layer_freq", (1, None))
     found = llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe}
-    found |= {"positions": "none", "state_space": states, "code": "deepseek_v3"}
+    found |= {"positions": "none", "state_space": states, "code": "deepseek_v3"} | _NEVER_TIED
     return found | {"attention_pattern": layer_types(config, names)}
 
 
@@ -162,6 +165,7 @@ def _bailing_hybrid(config: Config) -> Config:
     }
     states = _channel_gated("kda_whole", heads, width, taps)
     return llama(config) | {
+        **_NEVER_TIED,
         "kv_heads": None,
         "head_dim": None,
         "mla": latent(config),

@@ -133,6 +133,8 @@ def _of(kernels: Kernels, names: str) -> dict[str, Kernels]:
 
 _ZEROS_FIRST = Kernels(kernels=2, moved=_times(1, 2))  # zeros, to which another kernel adds
 _WRITES = Kernels(moved=lambda op: written_bytes(op) or read_bytes(op))
+NORM_BACKWARDS = ("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward")
+NORM_OF_ONE_GRADIENT = Kernels("norm")
 KERNELS: dict[str, Kernels] = {
     **{name: Kernels() for name in POINTWISE},  # and in place (`is_pointwise`)
     **_of(
@@ -210,7 +212,7 @@ KERNELS: dict[str, Kernels] = {
     # SpectralOps.cpp: cuFFT takes one sweep for a dimension that fits in shared memory; c2r overwrites a copy
     **_of(Kernels(), "_fft_r2c _fft_c2c"),
     "aten._fft_c2r": Kernels(kernels=2, moved=_times(3, 1)),
-    **_of(Kernels("norm", 2, _times(1, 2)), "native_layer_norm_backward _fused_rms_norm_backward"),
+    **dict.fromkeys(NORM_BACKWARDS, Kernels("norm", 2, _times(1, 2))),
     **_of(Kernels("norm"), "native_layer_norm _fused_rms_norm"),
     # group_norm_kernel.cu: moments, factors, result; in the backward sums, two kinds of factors, result, weights
     "aten.native_group_norm": Kernels("norm", 2, _times(2, 1), small=1),
@@ -305,7 +307,13 @@ UNKNOWN = Kernels()
 
 
 def kernels_of(op: CapturedOperator) -> Kernels:
-    """Return how torch runs an operator; what is not known is one elementwise kernel."""
+    """Return how torch runs an operator; what is not known is one elementwise kernel.
+
+    A norm's backward that gives one gradient, as the input's where weights are frozen, is one kernel
+    (layer_norm_kernel.cu: LayerNormBackwardKernelImplInternal).
+    """
+    if op.name in NORM_BACKWARDS and len(op.outputs) == 1:
+        return NORM_OF_ONE_GRADIENT
     return KERNELS.get(op.name, UNKNOWN)
 
 

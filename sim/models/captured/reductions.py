@@ -18,10 +18,13 @@ from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.layout import contiguous
 from sim.models.torch_kernels.row_sums import WIDEST
 
-# All run in the template of sums (native/cuda: gpu_reduce_kernel in Reduce*.cu, TensorCompare.cu). Sums and means were
-# measured; the others are taken to be as fast.
+# All run in the template of sums (native/cuda: gpu_reduce_kernel in ReduceSumProdKernel.cu, ReduceMomentKernel.cu,
+# ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu, ReduceNormKernel.cu, ReduceLogicKernel.cu and those of the least).
+# Sums and means were measured; the others are taken to be as fast.
 _SUMS = "sum mean nansum prod amax amin max min argmax argmin all any var std var_mean std_mean norm linalg_vector_norm"
 SUMS = tuple(f"aten.{name}" for name in _SUMS.split())
+VARIANCES = ("aten.var", "aten.std", "aten.var_mean", "aten.std_mean")
+VARIANCES_AT_ONCE = 2  # numbers that a thread loads before it adds them (ReduceMomentKernel.cu: std_var_kernel_impl)
 
 
 class _Dim(NamedTuple):
@@ -34,7 +37,8 @@ def sum_shape(op: CapturedOperator) -> SumShape | None:
     """Return what a sum or another reduction goes over; None of other operators."""
     if op.name not in SUMS or not op.inputs or not op.outputs:
         return None
-    return summed_to(op.inputs[0], op.outputs[0].shape, op.outputs[0].strides)
+    found = summed_to(op.inputs[0], op.outputs[0].shape, op.outputs[0].strides)
+    return found._replace(at_once=VARIANCES_AT_ONCE) if found and op.name in VARIANCES else found
 
 
 def summed_to(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] = ()) -> SumShape | None:
@@ -42,11 +46,11 @@ def summed_to(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] = ()) 
 
     >>> x = Tensor("bf16", (64, 128, 56, 56), ())
     >>> summed_to(x, (1, 128, 1, 1))  # of channels: images, and places of each, which lie apart
-    SumShape(rows=200704, columns=128, neighbours=True, joined=False, stride=1)
+    SumShape(rows=200704, columns=128, neighbours=True, joined=False, stride=1, at_once=4)
     >>> summed_to(x, (64, 128))
-    SumShape(rows=3136, columns=8192, neighbours=True, joined=True, stride=1)
+    SumShape(rows=3136, columns=8192, neighbours=True, joined=True, stride=1, at_once=4)
     >>> summed_to(x, (128, 56, 56))
-    SumShape(rows=64, columns=401408, neighbours=False, joined=True, stride=1)
+    SumShape(rows=64, columns=401408, neighbours=False, joined=True, stride=1, at_once=4)
     """
     stays = _stays(x.shape, shape)
     if stays is None or not x.elements:

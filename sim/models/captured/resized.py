@@ -3,10 +3,12 @@
 A thread has a place of the result and loops over images and channels (aten/src/ATen/native/cuda: UpSampleLinear1d.cu,
 UpSampleBilinear2d.cu, UpSampleTrilinear3d.cu; of the gradients all but the bilinear one). So few places leave
 multiprocessors idle, however many channels there are. In the machine code of torch 2.14 for Hopper (cuobjdump -sass
-libtorch_cuda.so) the loads of a channel wait for the result of the one before, which is stored first. The registers of
-such a kernel leave room for one block of a multiprocessor. No such kernel was measured.
+libtorch_cuda.so) the loads of a channel wait for the result of the one before, which is stored first. The operator
+before has just written the input, so that one that fits in the second cache is loaded from there. No such kernel was
+measured.
 
-Left out: bicubic interpolation forward, which has a second kernel, and antialiasing.
+Left out: bicubic interpolation forward, which has a second kernel, antialiasing, and gradients in 16 bits, whose sums
+(bicubic and linear) compare and swap, and so wait, too.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ from __future__ import annotations
 import math
 
 from sim.inputs.program_file import CapturedOperator
-from sim.models.captured.layout import has_channels_last
-from sim.models.torch_kernels.latencies import LOAD_CLOCKS
+from sim.models.captured.layout import NARROW, has_channels_last
+from sim.models.torch_kernels.latencies import CACHE_BYTES, LOAD_CLOCKS, SECOND_CACHE_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS, Clocks
 
-_BLOCK_THREADS = {  # of one thread block
-    "aten.upsample_linear1d": 512,
-    "aten.upsample_linear1d_backward": 512,
+# Threads of a multiprocessor: as many blocks as its 65,536 registers leave room for (cuobjdump -res-usage). Blocks have
+# 512 threads of 40 registers (linear), 1,024 of 56 and 64, 512 of 104, and 256 of 128 (of 64 in fp32).
+_THREADS = {
+    "aten.upsample_linear1d": 1536,
+    "aten.upsample_linear1d_backward": 1536,
     "aten.upsample_bilinear2d": 1024,
     "aten.upsample_bicubic2d_backward": 1024,
     "aten.upsample_trilinear3d": 512,
     "aten.upsample_trilinear3d_backward": 512,
 }
-RESIZED = tuple(_BLOCK_THREADS)
+_FP32_THREADS = {"aten.upsample_trilinear3d_backward": 1024}
+RESIZED = tuple(_THREADS)
 BY_ELEMENT = ("aten.upsample_bilinear2d",)  # with the channels last each result has a thread
 
 
@@ -37,11 +42,13 @@ def resized_clocks(op: CapturedOperator) -> Clocks:
     >>> x, y = Tensor("bf16", (8, 512, 16, 16), ()), Tensor("bf16", (8, 512, 64, 64), ())
     >>> op = CapturedOperator("aten.upsample_bilinear2d", "forward", "", (x,), (y,), 1, False)
     >>> round(resized_clocks(op).alone / 1.98e3)  # microseconds on an H200
-    991
+    544
     """
     large = op.inputs[0] if op.name.endswith("_backward") else op.outputs[0]
     if op.name in BY_ELEMENT and has_channels_last(op.inputs[0]):
         return Clocks()
     images, channels, *places = large.shape
-    turns = math.ceil(math.prod(places) / (MULTIPROCESSORS * _BLOCK_THREADS[op.name]))
-    return Clocks(0.0, turns * images * channels * LOAD_CLOCKS)
+    threads = _THREADS[op.name] if large.dtype in NARROW else (_THREADS | _FP32_THREADS)[op.name]
+    turns = math.ceil(math.prod(places) / (MULTIPROCESSORS * threads))
+    load = SECOND_CACHE_CLOCKS if op.inputs[0].bytes <= CACHE_BYTES else LOAD_CLOCKS
+    return Clocks(0.0, turns * images * channels * load)

@@ -11,7 +11,7 @@ from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import read_bytes, written_bytes
 from sim.models.captured.ordering import row_of, rows_of
 from sim.models.torch_kernels.layer_norm_clocks import Clocks
-from sim.models.torch_kernels.softmax_columns import Columns
+from sim.models.torch_kernels.softmax_columns import ALL_WARPS, WARPS_OF_40_REGISTERS, Columns
 from sim.models.torch_kernels.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
 
 _BACKWARDS = {
@@ -24,8 +24,12 @@ COLUMN_ROW = 1  # a length whose kernels stream
 
 def columns_of(op: CapturedOperator) -> Columns | None:
     """Return the columns of a softmax behind whose dimension others lie; None of one over rows."""
-    behind = math.prod(op.inputs[0].shape[-op.dims_behind :]) if op.dims_behind else 1
-    return Columns(rows_of(op) // behind, row_of(op), behind) if behind > 1 else None
+    read = op.inputs[0]
+    behind = math.prod(read.shape[-op.dims_behind :]) if op.dims_behind else 1
+    if behind <= 1:
+        return None
+    warps = WARPS_OF_40_REGISTERS if op.name == "aten._softmax" else ALL_WARPS
+    return Columns(rows_of(op) // behind, row_of(op), behind, read.bytes / max(1, read.elements), warps)
 
 
 def softmax_kernel(op: CapturedOperator) -> str:
@@ -41,7 +45,7 @@ def softmax_bytes(op: CapturedOperator) -> float:
     """Return the bytes: all tensors once; columns that no cache keeps are read again, forward twice, backward once."""
     columns, read = columns_of(op), op.inputs[0]
     once = read_bytes(op) + written_bytes(op)
-    if columns is None or columns.fit_in_cache(read.bytes / max(1, read.elements)):
+    if columns is None or columns.fit_in_cache:
         return once
     return once + read.bytes * (1.0 if op.name in _BACKWARDS else 2.0)
 

@@ -23,9 +23,9 @@ EXPERT_KERNELS = (18, 16)
 def gradients_of_each(d: Dims, experts: int, elements: int, matrices: int, tokens: int) -> Operator:
     """What the loop adds to one grouped matmul; `elements`: of one expert's `matrices` together.
 
-    Zeros of all experts' weights are written and read for each expert, its own part is written (profiles' points of
-    such a copy count the tensor twice, as in `sim.models.attention.split_gradients`), and all but the first are added.
-    Tokens' gradients likewise, put in by torch's `index_put_` (accumulate).
+    Zeros of all experts' weights are written for each expert, and its own part is read and written (as in
+    `sim.models.attention.split_gradients`); all but the first are added. Tokens' gradients likewise, put in by torch's
+    `index_put_` (accumulate).
     """
     e = FP32_BYTES if d.autocast else d.act_bytes  # the parameters', which are indexed before they are cast
     whole, hidden = float(experts * elements), float(tokens * d.hidden)
@@ -34,7 +34,7 @@ def gradients_of_each(d: Dims, experts: int, elements: int, matrices: int, token
         I,
         "copy",
         whole,
-        (2 * experts + 1) * whole * e,
+        (experts + 2) * whole * e,
         d.act,
         2 * experts * matrices,
         "slice_backward",

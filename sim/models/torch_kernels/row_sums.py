@@ -19,17 +19,17 @@ BLOCK_THREADS, WARP_THREADS, THREADS = 512, 32, 2048  # at most of a block; of a
 # more (`prices.unvectorized.SUM_WAVE_S`).
 RUNNING_THREADS = 1024
 LEAST_ROWS, MOST_ROWS = 16, 256  # of a thread, where blocks share a column's rows
-AT_ONCE = 4  # numbers that a thread loads before it adds them (Reduce.cuh: vt0)
 
 
 class SharedSum(NamedTuple):
     """How torch shares a sum: the parts of a result and their blocks' waves; how many parts the last block adds at
-    once; a thread's numbers."""
+    once; a thread's numbers, and how many of them it loads at once."""
 
     parts: int
     numbers: int
     threads: int = 1
     waves: float = 1.0
+    at_once: int = 4
 
     @property
     def turns(self) -> int:
@@ -39,7 +39,7 @@ class SharedSum(NamedTuple):
     @property
     def loads(self) -> int:
         """Loads of a thread that wait for each other."""
-        return math.ceil(self.numbers / AT_ONCE)
+        return math.ceil(self.numbers / self.at_once)
 
 
 def shared_sum(shape: SumShape, multiprocessors: int) -> SharedSum:
@@ -55,7 +55,7 @@ def shared_sum(shape: SumShape, multiprocessors: int) -> SharedSum:
     >>> shared_sum(SumShape(512, 768), 132).loads  # six blocks, whose threads add up 128 rows each
     32
     >>> shared_sum(SumShape(200704, 128, neighbours=True, joined=False), 132)  # of images' channels
-    SharedSum(parts=5, numbers=79, threads=512, waves=2.4242424242424243)
+    SharedSum(parts=5, numbers=79, threads=512, waves=2.4242424242424243, at_once=4)
     """
     rows, columns, widest = shape.rows, shape.columns, WIDEST if shape.stride == 1 else 1
     if shape.neighbours:
@@ -71,7 +71,7 @@ def shared_sum(shape: SumShape, multiprocessors: int) -> SharedSum:
     block_width = min(first, threads // block_height)
     of_lane, results = (math.ceil(rows / block_width), 1) if shape.neighbours else (math.ceil(rows), block_width)
     if of_lane < min(block_height * LEAST_ROWS, MOST_ROWS):
-        return SharedSum(1, of_lane)  # each thread, or each warp, has results of its own
+        return SharedSum(1, of_lane, at_once=shape.at_once)  # each thread, or each warp, has results of its own
     blocks = math.ceil(columns / (results * width))
     of_thread = math.ceil(of_lane / block_height)
     at_once = multiprocessors * (THREADS // (block_width * block_height))
@@ -81,4 +81,5 @@ def shared_sum(shape: SumShape, multiprocessors: int) -> SharedSum:
         parts = max(min(fill, most), least)
     adding = block_height * (block_width if shape.neighbours else 1)
     running = multiprocessors * max(1, RUNNING_THREADS // (block_width * block_height))
-    return SharedSum(parts, math.ceil(of_thread / parts), adding, max(1.0, blocks * parts / running))
+    waves = max(1.0, blocks * parts / running)
+    return SharedSum(parts, math.ceil(of_thread / parts), adding, waves, shape.at_once)

@@ -170,6 +170,9 @@ def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path, family: str, 
     [
         ("bailing_hybrid", {"layer_group_size": 2, "first_k_dense_replace": 3, "linear_conv_kernel_dim": 2}),
         ("bailing_hybrid", {"linear_num_heads": 4}),
+        ("bailing_hybrid", {"tie_word_embeddings": True}),  # which ties nothing in three families
+        ("kimi_linear", {"tie_word_embeddings": True}),
+        ("nemotron_h", {"tie_word_embeddings": True}),
         ("bamba", {"attn_layer_indices": None}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         ("falcon", {"num_ln_in_parallel_attn": 3}),

@@ -56,6 +56,14 @@ def test_what_nemotron_asks_for_beyond_the_simulated_is_refused(tmp_path: Path, 
         load_model(written(tmp_path, CONFIGS["nemotron3_nano_30b"]["config"] | {key: 2}))
 
 
+def test_nemotron_s_layers_of_further_tokens_have_the_names_of_transformers_5_24(tmp_path: Path) -> None:
+    """What saves a config writes attention's newer name; a message shows the kinds that can be simulated."""
+    key, config = "mtp_layers_block_type", CONFIGS["nemotron3_nano_30b"]["config"]
+    load_model(written(tmp_path, config | {key: ["full_attention", "moe"]}))
+    with pytest.raises(InputError, match=r"found \['moe', 'moe'\]; only \['attention', 'moe'\] or \['full_attention'"):
+        load_model(written(tmp_path, config | {key: ["moe", "moe"]}))
+
+
 NANO = CONFIGS["nemotron3_nano_30b"]["config"]
 # nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B's config.json
 ULTRA = {
