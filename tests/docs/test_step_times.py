@@ -36,9 +36,14 @@ SHOWN = (
     Shown("schemes", "pipeline, 1F1B |", "schemes_llama8b", (*ALONE, "parallelism.pp=8")),
     Shown("schemes", "tensor and sequence |", "schemes_llama8b", (*ALONE, "parallelism.tp=8", "parallelism.sp=true")),
     Shown("schemes", "context, ring |", "schemes_llama8b", (*ALONE, "parallelism.cp=8")),
-    Shown("data_parallel", "(`dp_buckets_gpt2`) takes", "dp_buckets_gpt2", ("parallelism.dp_sync=bucketed",)),
-    Shown("data_parallel", "buckets of 25 MiB,", "dp_buckets_gpt2", ("parallelism.dp_sync=after_backward",)),
-    Shown("data_parallel", "after the backward, and", "dp_buckets_gpt2", ("parallelism.dp_sync=per_parameter",)),
+    Shown("data_parallel", "buckets of 25 MiB |", "dp_buckets_gpt2", ("parallelism.dp_sync=bucketed",)),
+    Shown(
+        "data_parallel",
+        "one all-reduce after the backward |",
+        "dp_buckets_gpt2",
+        ("parallelism.dp_sync=after_backward",),
+    ),
+    Shown("data_parallel", "one for each tensor |", "dp_buckets_gpt2", ("parallelism.dp_sync=per_parameter",)),
     Shown("pipeline", "4, 4, 4, 4, 2 layers. The step takes", "1f1b_pp8"),
     Shown("pipeline", "with four layers on each stage it takes", "uneven_pp8"),
     Shown("processes", "step.step_time_s) #", "uneven_pp8"),
@@ -52,7 +57,7 @@ SHOWN = (
     Shown("fine_tuning", "`dpo_lora_llama3_8b` (rank 16, plain data parallelism) |", "dpo_lora_llama3_8b"),
     Shown("fine_tuning", "`reward_llama3_8b` (FSDP) |", "reward_llama3_8b"),
     Shown("expert_parallel", "`scenarios/fused_experts_qwen3_30b.yaml` takes", "fused_experts_qwen3_30b"),
-    Shown("expert_parallel", "9.94 s, and", "fused_experts_qwen3_30b", ("training.fused_experts=false",)),
+    Shown("expert_parallel", "9.96 s, and", "fused_experts_qwen3_30b", ("training.fused_experts=false",)),
 )
 
 
