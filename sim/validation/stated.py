@@ -102,26 +102,20 @@ def software_date(text: str) -> str | None:
 
 
 def _row_date(text: str, row: Mapping[str, Any]) -> str | None:
-    """The release that a row of a table of several releases ran: in its `id` NVIDIA's container, in the table's
-    `software` that of its round, or in its `id` a year after the one that `software` names.
+    """The release that a row of a table of several releases ran: in its `id` NVIDIA's container, or in the table's
+    `software` that of its round.
 
     >>> _row_date("(24.09 in v4.1, 25.01-25.04 in v5.0)", {"id": "gpt3", "run": {"round": "v5.0"}})
     '2025-04'
     >>> _row_date("", {"id": "v5.0_H100_n64_ngc24.09_nemo"})
     '2024-09'
-    >>> _row_date("torch (2024-12-23); others per source", {"id": "async2025_h2048"})
-    '2025-07'
     """
     container = re.search(r"ngc(2\d\.\d\d)", str(row.get("id", "")))
     run = row.get("run")
     stated = re.escape(str(run.get("round"))) if isinstance(run, Mapping) else "$^"
     of_round = re.search(rf"(2\d\.\d\d) in {stated}\b", text)
     found = container or of_round
-    if found:
-        return software_date(found[1])
-    years = re.findall(r"(?<!\d)20[12]\d(?!\d)", str(row.get("id", "")))
-    of_table = software_date(text)
-    return software_date(max(years)) if years and of_table and max(years) > of_table[:4] else None
+    return software_date(found[1]) if found else None
 
 
 def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
