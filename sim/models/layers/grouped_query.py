@@ -229,10 +229,13 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def _rope(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""
-        width = round(self.head_dim * (share := self.rope_share or 1.0))
+        share = 1.0 if self.rope_share is None else self.rope_share
+        width = round(self.head_dim * share)
+        # torchtitan's models that norm heads with weights of their own (Qwen 3) multiply cosines and sines.
+        complex_in_trainer = d.framework.multiplies_complex_rope and self.qk_norm in (False, "l2")
         if self.scaled_rope or (d.framework.scales_rope_apart and not d.framework.fuses_rope):
             return scaled_rope(d, elements * share, width)
-        if d.code.rope_pairs == "complex" or (d.framework.multiplies_complex_rope and self.qk_norm in (False, "l2")):
+        if d.code.rope_pairs == "complex" or complex_in_trainer:
             return rope_of_pairs(d, elements * share)
         of_norms = d.code.split == "select" and self.qk_norm == "layernorm"  # which copy what they are given
         return cosines_repeated(d, rope(d, elements * share, d.code.split != "heads" and not of_norms), width)
