@@ -67,7 +67,9 @@ def _filled(file: Path, value: Any, root: Mapping[str, Any], at: tuple[str, ...]
 
 
 def _endless(file: Path, value: Any) -> InputError:
-    return InputError(f"{file}: found {show(value)}, an interpolation without an end")
+    return InputError(
+        f"{file}: found {show(value)}, an interpolation that leads back to itself or repeats copies without an end"
+    )
 
 
 def _said(words: str, root: Mapping[str, Any], at: tuple[str, ...]) -> Any:

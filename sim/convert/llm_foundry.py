@@ -32,8 +32,8 @@ SHARDING: dict[str, dict[str, Any]] = {
 # composer/distributed/mosaic_parallelism.py, get_mixed_precision: 16 bits in which gradients are reduced and parameters
 # gathered; in which parameters are; fp32 for both.
 MIXED = ("PURE", "DEFAULT", "FULL")
-METRICS = "model.use_train_metrics: false: the two cross-entropies of its metrics are simulated all the same"
-AHEAD = "fsdp_config.forward_prefetch: layers are gathered one ahead, as without it where the host is ahead of the GPU"
+METRICS = "model.use_train_metrics: false is not simulated; the metrics' two cross-entropies are computed all the same"
+AHEAD = "fsdp_config.forward_prefetch: true is not simulated; each layer is gathered one layer ahead"
 ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 OF_TENSORS = "splits a model's MLPs by its strategy, which is not simulated; without it can be converted"

@@ -31,6 +31,15 @@ def _template() -> Template:
     return found
 
 
+RERUNS_ALL = (
+    "torchtitan reruns each block to its end; the simulated rerun stops at the last tensor that a gradient needs"
+)
+NO_ZERO_GRAD = (
+    "training.zero_grad is not set, so the simulated step frees gradients; torchtitan keeps them beside its CUDA graph "
+    "(zero_grad: keep)"
+)
+
+
 class TitanPython(Titan):
     """Write a module with a function `train` that trains twenty steps."""
 
@@ -77,14 +86,14 @@ class TitanPython(Titan):
         if self.training.cuda_graphs != "none":
             self.has_only("training.zero_grad", ("keep", None), "keeps gradients where a CUDA graph adds to them")
             if self.training.zero_grad is None:
-                self.notes.append("zero_grad is not set, so gradients are freed; with cuda_graphs it keeps them (keep)")
+                self.notes.append(NO_ZERO_GRAD)
         if p.pp > 1:  # trainer.py: `_validate_cuda_graphs`
             self.has_only("training.cuda_graphs", ("none",), "captures no step of a pipeline")
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
         tables["compile"]["enable_async_tensor_parallel"] = layout.pop("enable_async_tensor_parallel")
         if (mode := self.training.recompute.mode) in ("full", "selective_op") and stops_early(self.scenario):
-            self.notes.append(f"recompute {mode}: it runs a block again to its end, also what no gradient needs")
+            self.notes.append(f"recompute {mode}: {RERUNS_ALL}")
         return tables
 
     def _data_parallel(self) -> tuple[int, int]:

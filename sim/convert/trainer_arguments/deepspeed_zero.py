@@ -32,12 +32,14 @@ MICS = (
     "0.19.8 has it no more"
 )
 SCATTERED = {  # `reduce_scatter: false` (runtime/zero/stage_1_and_2.py: `average_tensor`; stage3.py)
-    **dict.fromkeys((1, 2), "all-reduces buckets, as is simulated, but does not join their parts once more"),
+    **dict.fromkeys(
+        (1, 2), "all-reduces buckets, as is simulated; the simulated step also joins a bucket's parts by copies"
+    ),
     3: "is not simulated; gradients are reduce-scattered",
 }
 IN_TURN = (  # stage_1_and_2.py: `_round_robin_reorder`
-    "zero_optimization.round_robin_gradients: all ranks' copies of gradients to the host are simulated side by side, "
-    "as it has them; without it the ranks copy in turn, while the others wait"
+    "zero_optimization.round_robin_gradients: false is not simulated; all ranks copy gradients to the host at the same "
+    "time, while DeepSpeed's ranks then copy in turn"
 )
 PLUS_PLUS_ON_HOST = "zero_optimization.offload_param: with ZeRO++ parameters are simulated on the GPU"
 NOT_CONTIGUOUS = (

@@ -24,8 +24,8 @@ FIRST = (
     "FSDP2 unless `version` is 1: set parallelism.fsdp_version=null"
 )
 UNLIMITED = (
-    "fsdp_config.limit_all_gathers: false is not simulated; layers are gathered one ahead, where without a limit the "
-    "host's lead decides how many lie in memory"
+    "fsdp_config.limit_all_gathers: false is not simulated; each layer is gathered one layer ahead, while without the "
+    "limit a host that is far ahead of the GPU gathers more"
 )
 WHOLE_ON_HOST = (
     "fsdp: offload with no_shard: the optimizer runs on the host; parameters and gradients, which lie there too, stay "

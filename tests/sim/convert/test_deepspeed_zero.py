@@ -48,12 +48,18 @@ def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("zero", "said"),
     [
-        ('"stage": 1, "reduce_scatter": false', "reduce_scatter: false all-reduces buckets, as is simulated, but does"),
+        (
+            '"stage": 1, "reduce_scatter": false',
+            "reduce_scatter: false all-reduces buckets, as is simulated; the simulated step also joins",
+        ),
         (
             '"stage": 3, "reduce_scatter": false',
             "reduce_scatter: false is not simulated; gradients are reduce-scattered",
         ),
-        ('"stage": 2, "offload_optimizer": {"device": "cpu"}', "round_robin_gradients: all ranks' copies of gradients"),
+        (
+            '"stage": 2, "offload_optimizer": {"device": "cpu"}',
+            "round_robin_gradients: false is not simulated; all ranks copy",
+        ),
         ('"stage": 2, "offload_optimizer": {"device": "cpu"}, "round_robin_gradients": true', ""),
         ('"stage": 3, "offload_optimizer": {"device": "cpu"}', ""),
         ('"stage": 2, "round_robin_gradients": false, "load_from_fp32_weights": false', ""),

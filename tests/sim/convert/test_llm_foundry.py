@@ -83,9 +83,13 @@ def test_keys(tmp_path: Path, old: str, new: str, section: str, found: dict[str,
     ("old", "new", "said"),
     [
         ("limit_all_gathers: true", "limit_all_gathers: false", "limit_all_gathers: false is not simulated"),
-        ("limit_all_gathers: true", "forward_prefetch: true", "fsdp_config.forward_prefetch: layers are gathered one"),
+        ("limit_all_gathers: true", "forward_prefetch: true", "fsdp_config.forward_prefetch: true is not simulated"),
         ("limit_all_gathers: true", "forward_prefetch: false, sync_module_states: true", ""),
-        ("no_bias: true", "no_bias: true, use_train_metrics: false", "model.use_train_metrics: false: the two"),
+        (
+            "no_bias: true",
+            "no_bias: true, use_train_metrics: false",
+            "model.use_train_metrics: false is not simulated; the",
+        ),
         ("no_bias: true", "no_bias: true, use_train_metrics: true", ""),
     ],
 )

@@ -387,7 +387,7 @@ def test_a_whole_config_says_that_megatron_trains(tmp_path: Path) -> None:
     assert (data["training"]["framework"], data["parallelism"]["tp"], "critic.enable" in said) == ("megatron", 2, True)
     for value in ("${trainer.nnodes}", "1${trainer.nnodes}${trainer.nnodes}", "${trainer}"):
         circle = CONFIG.replace("nnodes: 1", f'nnodes: "{value}", other: "{value}"')
-        assert "an interpolation without an end" in refused(tmp_path, "run.yaml", circle, *OF_RL)
+        assert "an interpolation that leads back to itself" in refused(tmp_path, "run.yaml", circle, *OF_RL)
 
 
 def test_a_choice_of_a_section_stands_beside_its_settings() -> None:
