@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
-from sim.core.timeline import DP, REPLICA
+from sim.core.timeline import DP, HOST, REPLICA
 from sim.models.operators import memory_op
 from sim.programs.data_parallel import DataParallel
-from sim.programs.parameters_on_host import HOST
 from sim.programs.two_levels import quantized_gradients
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`

@@ -158,8 +158,7 @@ def of_megatron(sections: Sections, t: Training) -> Problems:
         )
         yield from unmet(("training", "fused_single_qkv_rope"), True, needs)
     if t.calculate_per_token_loss:
-        needs = (needs_framework(t, has_fusions), described)
-        yield from unmet(("training", "calculate_per_token_loss"), True, needs)
+        yield from unmet(("training", "calculate_per_token_loss"), True, (needs_framework(t, has_fusions), described))
 
 
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:

@@ -7,15 +7,16 @@ from msgspec import Struct
 from sim.variants.frameworks.parts import (
     PLAIN_ROUTER,
     TORCH_LOSS,
+    AttentionCopies,
     ContextKernels,
     Former,
     RouterKernels,
     SequenceMessages,
     TensorLoop,
     UnfusedLoss,
-    ZeroEngine,
 )
 from sim.variants.frameworks.userbuffers import UserBuffers
+from sim.variants.frameworks.zero import ZeroEngine
 from topology.nccl import NcclFrom
 
 
@@ -162,13 +163,8 @@ class Framework(Struct, frozen=True):
     """the gradients of queries, keys and values that a model cut out of one matmul's result are joined by a kernel of
     its own; with rope its own copies bring them there [transformers/models/gpt2/modeling_gpt2.py: GPT2Attention; torch:
     split_with_sizes_backward]"""
-    attention_copies: int = 0
-    """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
-    copies_one_sequence: bool = True
-    """these copies are made of one sequence, too, of which a transpose of sequences and tokens would copy nothing
-    [each trainer's own]"""
-    attention_copy_kernels: tuple[int, int] = (1, 1)
-    """kernels of these copies, forward (with those that compute sequence lengths) and backward [each trainer's own]"""
+    attention_copies: AttentionCopies = AttentionCopies()
+    """copies that reorder or pack tokens around the fused kernel, see `AttentionCopies` [each trainer's own]"""
     context: ContextKernels = ContextKernels()
     """what context parallelism does around its kernels and messages, see `ContextKernels`
     [TE attention/dot_product_attention/context_parallel.py; torch/distributed/tensor/experimental/_attention.py]"""
@@ -400,6 +396,5 @@ class Framework(Struct, frozen=True):
     former: tuple[Former, ...] = ()  # newest first
 
     def sees_masks(self, fused_attention: bool, kernel: str | None, cp: int) -> bool:
-        """Tell whether attention gets windows as masks (`masks_windows`): if it is torch's own function, on whole
-        sequences. A `kernel` named by `training.attention_kernel` has windows itself."""
+        """Tell whether torch's own attention gets windows of whole sequences as masks; a named `kernel` has windows."""
         return self.masks_windows and fused_attention and not kernel and cp == 1
