@@ -77,8 +77,8 @@ def limit_bytes(dp: DataParallel) -> float:
 
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int, elements: float) -> list[Compute]:
-    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`): of `elements` of
-    `tensors`, as far as they are `reduced`."""
+    """The copies and the division of gradients before the messages `reduced` send them (`ZeroEngine.joining_accesses`).
+    `tensors`: how many gradients; `elements`: theirs, which count only where ZeRO++ quantizes them."""
     if dp.local > 1:
         return quantized_gradients(elements, tensors, (dp.local, dp.shard // dp.local), dp.parameter_bytes)
     size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine

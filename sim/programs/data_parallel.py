@@ -237,7 +237,8 @@ class DataParallel(Struct, frozen=True):
 
 
 def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataParallel:
-    """The data parallelism of a plan; `sums_unsharded`: of another number of micro-batches than the scenario's."""
+    """The data parallelism of a plan. `sums_unsharded`: whether micro-batches add up whole gradients, for another
+    number of them than the scenario's; None: as `Scenario.sums_unsharded` says."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
     own_bytes, virtual = source_of(plan.scenario).parameter_bytes(), p.virtual_stages > 1 and p.pp > 1
     framework, engine = framework_of(t), zero_engine(t, p)
@@ -293,7 +294,7 @@ def _numbers_of_ranks(plan: Plan) -> dict[str, Any]:
 
 
 def _with_gradients(dp: DataParallel, scenario: Scenario) -> DataParallel:
-    """With how gradients are kept until they are reduced, and what lies in host memory."""
+    """Return `dp` with the fields on gradients that wait to be reduced, and on what lies in host memory."""
     p, t = scenario.parallelism, scenario.for_training
     dp = replace(dp, host=on_host_of(scenario, dp.engine, (dp.shard, dp.expert_shard), dp.tied))
     late, own_bytes = framework_of(t).adds_gradients_late, compute_bytes(t.precision)

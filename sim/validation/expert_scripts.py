@@ -49,7 +49,7 @@ from sim.validation.script_records import (
 
 
 def expert_scripts() -> Iterator[LaunchScript]:
-    """Of scripts that set the same key for a row the first holds."""
+    """Yield the scripts of models with experts. If several set a row's key, the first one's value holds."""
     yield from _dispatchers()
     yield from _vera_rubin()
     yield from _deepseek()
@@ -106,7 +106,7 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 
 def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
-    """Of NVFP4, of current scaling and of B200."""
+    """Yield scripts of release 0.6: of NVFP4, of current scaling and of B200."""
     late, low = {"parallelism": {"layers_per_stage": LATE_STAGES}}, ("nvfp4",)
     yield script(late, gpus=("gb300",), precisions=low, layouts=((2, 8),))
     whole = merge(merge(NOT_RECOMPUTED, FULL_ITERATION), ATTENTION_IN_8_BITS)
@@ -208,7 +208,7 @@ def _dispatchers() -> Iterator[LaunchScript]:
 
 
 def _vera_rubin() -> Iterator[LaunchScript]:
-    """Of 0.6.2, those for 256 GPUs where two have the same layout."""
+    """Yield scripts for Vera Rubin of release 0.6.2; where two have the same layout, the one for 256 GPUs."""
     script = partial(LaunchScript, BRIDGE, source="perf_recipes of 0.6.2", gpus=VR200, since="2026-08")
     whole, mx = merge(NOT_RECOMPUTED, FULL_ITERATION), ("mxfp8",)
     wide, narrow = (partial(script, DEEPSEEK_V3, layouts=(layout,)) for layout in ((2, 8), (4, 4)))

@@ -77,7 +77,7 @@ def sums_over_heads(d: Dims, width: int) -> Operator:
 
 
 def _in_turn(program: Program, heads: int) -> Program:
-    """The same kernels, each `heads` times over one head."""
+    """The program of norms of all heads as `heads` times as many kernels, each over one head."""
     return tuple(replace(i, kernels=i.kernels * heads) if isinstance(i, Compute) else i for i in program)
 
 

@@ -73,7 +73,7 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT, lo
 def _one_pass(
     optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float, tensors: int = 1
 ) -> Program:
-    """Return the update of `n_params` parameters, of which each has so many bytes `held`, `updated` and `written`.
+    """Return the update of `n_params` parameters; `held`, `updated` and `written` are bytes of each.
 
     It is one kernel, or a loop over `tensors` for an optimizer that is made of operators.
     """
