@@ -10,7 +10,7 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
 from sim.variants.frameworks.megatron import FUSIONS, has_fusions
 from sim.variants.frameworks.records import framework_of
-from sim.variants.optimizers import REMAINDERS
+from sim.variants.optimizers import OPTIMIZERS, REMAINDERS
 from sim.variants.recipes import recipe_of
 
 IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
@@ -82,7 +82,10 @@ def remainders(sections: Sections, t: Training) -> Problems:
     needs = (
         needs_framework(t, accumulates),
         (t.param_dtype == "bf16", "parameters in bf16"),
-        (t.optimizer == "adamw" and t.optimizer_dtype != "int8", "optimizer adamw with moments in fp32 or bf16"),
+        (
+            OPTIMIZERS[t.optimizer].is_adam and t.optimizer_dtype != "int8",
+            "optimizer adamw with moments in fp32 or bf16",
+        ),
         (sections.parallelism.zero == 1, "parallelism.zero 1"),
         (recipe is None or recipe.from_history, "precision bf16, or fp8 with delayed scaling"),
         (not t.optimizer_offload and t.lora is None, "training without lora and optimizer_offload"),

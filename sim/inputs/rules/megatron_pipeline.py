@@ -4,12 +4,14 @@ gradients of the output matrix that wait for the pipeline's flush."""
 from __future__ import annotations
 
 from sim.inputs.input_source import Problems
-from sim.inputs.rules.needs import accumulates, frameworks_with, needs_framework, unmet
+from sim.inputs.rules.needs import accumulates, either, frameworks_with, needs_framework, unmet
 from sim.inputs.sections import Sections
 from sim.inputs.trainer_names import MEGATRON_SCHEDULES
 from sim.inputs.training_config import Training
 from sim.variants.frameworks.records import framework_of
 from sim.variants.optimizers import OPTIMIZERS
+
+_BY_NUMBERS = [name for name, optimizer in OPTIMIZERS.items() if not optimizer.whole_matrices]
 
 
 def gathers_beside_optimizer(sections: Sections, t: Training) -> Problems:
@@ -23,7 +25,7 @@ def gathers_beside_optimizer(sections: Sections, t: Training) -> Problems:
         (p.zero == 1, "zero 1"),
         (p.param_gather_overlap, "param_gather_overlap true"),
         (p.pp > 1 and p.form.name == "interleaved_1f1b", "pp above 1 with schedule interleaved_1f1b"),
-        (not OPTIMIZERS[t.optimizer].whole_matrices, "optimizer adamw or sgd"),
+        (not OPTIMIZERS[t.optimizer].whole_matrices, f"optimizer {either(_BY_NUMBERS)}"),
         (not t.optimizer_offload, "training.optimizer_offload false"),
         (sections.model.program is None, "a described model, not a captured program"),
     )

@@ -49,9 +49,18 @@ def frameworks_with(t: Training, has: Has) -> str:
     """
     then = [name for name in FRAMEWORKS if has(framework_at(name, t.software_date))]
     names = then or [name for name, framework in FRAMEWORKS.items() if has(framework)]
-    *others, last = names
-    named = f"framework {', '.join(others)}{' or ' if others else ''}{last}"
+    named = f"framework {either(names)}"
     return named if then else f"a later training.software_date with {named}"
+
+
+def either(names: Iterable[str]) -> str:
+    """Join names of which one is needed.
+
+    >>> either(["adamw", "sgd", "lion"]), either(["adamw"])
+    ('adamw, sgd or lion', 'adamw')
+    """
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _written(value: Any) -> str:

@@ -17,6 +17,7 @@ from sim.variants.frameworks.parts import (
 )
 from sim.variants.frameworks.userbuffers import UserBuffers
 from sim.variants.frameworks.zero import ZeroEngine
+from sim.variants.optimizers import UpdateOperators
 from topology.nccl import NcclFrom
 
 
@@ -307,8 +308,8 @@ class Framework(Struct, frozen=True):
     """AdamW's kernels for each tensor, see `TensorLoop` [composer/optim/decoupled_weight_decay.py: adamw]"""
     ropes_in_projection: bool = False
     """one kernel takes a projection's result apart and rotates it [core: apply_fused_qkv_rotary_pos_emb]"""
-    lion_operators: tuple[int, ...] = ()
-    """Lion's accesses of parameter, gradient, moment, update, and its kernels; empty: one [optim/lion.py: lionw]"""
+    lion_operators: UpdateOperators | None = None
+    """Lion's accesses of parameter, gradient, moment, update, its kernels; None: one kernel [optim/lion.py: lionw]"""
     adds_gradients_late: bool = False
     """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
     by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""
@@ -355,9 +356,8 @@ class Framework(Struct, frozen=True):
     """gradients of 16 bits are copied to fp32 before the optimizer, unless it keeps its moments in 16 bits
     [core/optimizer: _copy_model_grads_to_main_grads, `use_precision_aware_optimizer`]"""
     keeps_copies: bool = True
-    """16-bit parameters can have copies in fp32; torch's optimizers have none: they update what FSDP or autocast casts
-    on use [torch/distributed/fsdp/_fully_shard/_fsdp_api.py: MixedPrecisionPolicy; torch/optim/adam.py], and
-    `training.master_weights` left out is then worth a warning"""
+    """16-bit parameters can have copies in fp32; if not, a scenario that leaves out `training.master_weights` gets a
+    warning [torch's update what FSDP or autocast casts: torch/optim/adam.py; _fsdp_api.py: MixedPrecisionPolicy]"""
     copies_updated: bool = False
     """updated fp32 copies are read once more to write the 16-bit parameters, which the update's own kernel does not
     write [core/optimizer: _copy_main_params_to_model_params]"""

@@ -20,6 +20,7 @@ from sim.variants.frameworks.parts import (
 )
 from sim.variants.frameworks.userbuffers import RECIPES, UserBuffers
 from sim.variants.frameworks.zero import ZeroEngine
+from sim.variants.optimizers import UpdateOperators
 
 EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
@@ -208,7 +209,7 @@ MEGATRON = Framework(
     keeps_gradients_at=EVERY_STAGE,
     widens_gradients=True,
     copies_updated=True,
-    lion_operators=(4, 1, 2, 2, 3),  # core/optimizer: Lion of emerging_optimizers 0.3
+    lion_operators=UpdateOperators(4, 1, 2, 2, kernels=3),  # core/optimizer: Lion of emerging_optimizers 0.3
     adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
     plain_host=False,
     captures_layers=True,

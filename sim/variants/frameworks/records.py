@@ -30,7 +30,7 @@ from sim.variants.frameworks.keys import Named, Sharded, Trained, Updated
 from sim.variants.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
 from sim.variants.frameworks.parts import TRANSFORMERS_ROUTER, AttentionCopies, Former, TensorLoop
 from sim.variants.frameworks.zero import ZeroEngine
-from sim.variants.optimizers import OPTIMIZERS
+from sim.variants.optimizers import OPTIMIZERS, UpdateOperators
 
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
@@ -165,7 +165,7 @@ _RECORDS = (
         adamw_kernels=(),
         adamw_loop=TensorLoop(8, reads_steps=True),  # a ninth decays; MPT's YAML files: `weight_decay: 0.0`
         # Parameter: decay, add_ (2 each); moment: lerp, lerp_ (2); update: written, its sign (2), read.
-        lion_operators=(4, 2, 3, 4, 5),
+        lion_operators=UpdateOperators(4, 2, 3, 4, kernels=5),
         family="torch",
         former=(
             # scripts/train/yamls/pretrain/*.yaml and scripts/train/benchmarking/submit_benchmarks.py: `attn_impl`. The
