@@ -7,18 +7,15 @@ from sim.core.errors import InputError
 from sim.inputs.autocast import adapter_casts, casts_on_use, not_under_autocast
 from sim.inputs.input_source import Problems, show
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.rules.cuda_graphs import captured_parts
 from sim.inputs.rules.fsdp import torch_fsdp
-from sim.inputs.rules.layers_apart import (
-    OF_EXPERTS,
-    OF_STATES,
-    layers_in_sixteen_bits,
-    offloaded_parts,
-    waiting_layers,
-)
+from sim.inputs.rules.layers_apart import layers_in_sixteen_bits, offloaded_parts, waiting_layers
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
+from sim.inputs.rules.megatron_keys import MEGATRON_KEYS
 from sim.inputs.rules.megatron_pipeline import deferred_gradients, gathers_beside_optimizer
 from sim.inputs.rules.needs import accumulates, needs_framework, quantizes_by_engine, unmet
 from sim.inputs.rules.packing import packing
+from sim.inputs.rules.stored_parameters import eight_bit_parameters, remainders
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.zero_keys import can_gather_integers
@@ -54,9 +51,11 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         layers_in_sixteen_bits,
         offloaded_parts,
         _output,
-        *OF_STATES,
+        eight_bit_parameters,
+        remainders,
         waiting_layers,
-        *OF_EXPERTS,
+        captured_parts,
+        *MEGATRON_KEYS,
         torch_fsdp,
         gathers_beside_optimizer,
         deferred_gradients,

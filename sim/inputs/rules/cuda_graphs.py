@@ -1,4 +1,4 @@
-"""Rules on parts of layers that CUDA graphs hold (`training.cuda_graph_scope`), and on maps of tokens and experts."""
+"""Rules on parts of layers that CUDA graphs hold (`training.cuda_graph_scope`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from sim.inputs.input_source import Problems
 from sim.inputs.rules.needs import needs_framework, unmet
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
-from sim.variants.recipes import recipe_of
-
-FILLS = "moe_router_padding_for_quantization"
 
 
 def captured_parts(sections: Sections, t: Training) -> Problems:
@@ -37,21 +34,7 @@ def captured_parts(sections: Sections, t: Training) -> Problems:
         (not whole or padded, "model.moe.pad_to_capacity for moe, whose sizes vary without it"),
         (not (whole and p.ep_overlap), "parallelism.ep_overlap false for moe"),
         (not (prepared and drops and by_nccl), "pad_to_capacity beside capacity_factor for moe_preprocess"),
-        (not (prepared and filled and by_nccl), f"{FILLS} false"),
+        (not (prepared and filled and by_nccl), "moe_router_padding_for_quantization false"),
         (not router or "moe" not in again, "recompute without module moe"),
     )
     yield from unmet(("training", "cuda_graph_scope"), t.cuda_graph_scope, needs)
-
-
-def filled_map(sections: Sections, t: Training) -> Problems:
-    """Maps of tokens and experts are filled up for matmuls in 8 bits and fewer (transformer_config.py)."""
-    if not t.moe_router_padding_for_quantization:
-        return
-    moe = sections.model.moe
-    needs = (
-        (moe is not None, "model.moe"),
-        needs_framework(t, lambda framework: framework.pads_experts),
-        (recipe_of(t) is not None, "training.precision fp8, mxfp8 or nvfp4"),
-        (moe is None or moe.capacity_factor is None, "model.moe.capacity_factor null"),
-    )
-    yield from unmet(("training", FILLS), True, needs)
