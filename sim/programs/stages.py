@@ -160,7 +160,7 @@ class Stage(Struct, frozen=True, eq=False):
         return tuple(_measured(b, kind, self.costs) for b in self.blocks)
 
     def measured_reference(self) -> tuple[Block, ...]:
-        """The reference's blocks, with measured seconds of their forward if the profile has all runs of a block."""
+        """The reference's blocks, likewise."""
         return tuple(_measured(b, Kind.F, self.costs) for b in self.reference)
 
     def prologue(self) -> Program:

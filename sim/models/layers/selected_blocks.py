@@ -73,7 +73,7 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         the mask as a tensor of numbers; that MiniMax M3's has one for each head is left out."""
         masks, own = d.framework.masks_unselected or not d.fused_attention, self.core(d)
         if masks or self._sees_all(d.full_seq):
-            masked = masks and d.sees_masks
+            masked = masks and d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp)
             return attention_core(scenario, d, shard, replace(own, causal=not masks, masked=masked))
         forward, backward = self._kernel(d, "attention", F), self._kernel(d, "attention_backward", I)
         return core_part(d, own, (own,), (forward,), (backward,))
