@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from calibrate.words import FOLDER, Listener, words_file
+from calibrate.rank_messages import FOLDER, Listener, words_file
 
 PARENT = "STEPSIM_PARENT"
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # torchrun's name for it
@@ -92,7 +92,7 @@ def need_torch() -> None:
 
 
 def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
-    """Run `command` once for each rank and wait for all, printing what ranks pass to `calibrate.words.say`.
+    """Run `command` once for each rank and wait for all, printing what ranks pass to `calibrate.rank_messages.say`.
 
     If a rank fails, the others are ended within seconds. An interrupt ends all ranks.
 

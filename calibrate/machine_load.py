@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from calibrate.words import say
+from calibrate.rank_messages import say
 
 START_BELOW_CORES = 0.3  # a window starts once other processes use fewer cores
 _STAT = Path("/proc/stat")

@@ -19,8 +19,8 @@ import click
 from msgspec import Struct
 
 from calibrate.launch import RankError, is_rank, join, run_ranks
+from calibrate.rank_messages import hear_warnings, say, warn, warned
 from calibrate.real_steps.runnable import check_runnable
-from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import gathered, overrides_option, scenario_argument

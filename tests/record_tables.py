@@ -9,15 +9,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from sim.variants.frameworks.facts import Framework
-from sim.variants.frameworks.parts import (
-    ContextKernels,
-    RouterKernels,
-    SequenceMessages,
-    UnfusedLoss,
-    ZeroEngine,
-)
+from sim.variants.frameworks.parts import AttentionCopies, ContextKernels, RouterKernels, SequenceMessages, UnfusedLoss
 from sim.variants.frameworks.records import FRAMEWORKS
 from sim.variants.frameworks.userbuffers import UserBuffers
+from sim.variants.frameworks.zero import ZeroEngine
 from sim.variants.recipes import RECIPES, Pass
 
 
@@ -83,6 +78,10 @@ def _shown(value: object) -> str:
     if isinstance(value, UserBuffers):
         of_each = (" ".join(map(str, sms)) for sms in (value.attention, value.mlp))
         return "; ".join((*of_each, *(["rings"] if value.rings_of_low_precision else [])))
+    if isinstance(value, AttentionCopies):
+        of_several = "" if value.of_one_sequence else " of several sequences"
+        kernels = "{} and {}".format(*value.kernels)
+        return f"{value.tensors}{of_several} by {kernels} kernels" if value.tensors else "0"
     if isinstance(value, RouterKernels):
         return f"{value.forward_kernels} and {value.backward_kernels}"
     if isinstance(value, bool):

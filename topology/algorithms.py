@@ -27,7 +27,8 @@ class Traits(Struct, frozen=True):
     `sent_bytes`: from the collective's kind, the group and the size, the bytes that a member sends inside its domain
     and through its share of the NICs. `usable`: whether a group can run the algorithm at a size. `beside_pat`: what
     NCCL's newer releases assume where they consider PAT, if it differs from `protocols`. `alone`: what older ones do
-    with one GPU of each node, if it differs.
+    with one GPU of each node, if it differs. `trees_between`: trees join the domains; NCCL's cost model leaves out
+    their last level.
     """
 
     sent_bytes: Callable[[str, Group, float], tuple[float, float]]
@@ -36,6 +37,7 @@ class Traits(Struct, frozen=True):
     usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
     beside_pat: tuple[Estimate, ...] = ()
     alone: tuple[Estimate, ...] = ()
+    trees_between: bool = False
 
     def estimates(self, group: Group, gathers: bool) -> tuple[Estimate, ...]:
         """Return what NCCL assumes of each protocol. `gathers`: of a collective that PAT may be considered for."""
@@ -95,13 +97,14 @@ TRAITS: Mapping[str, Traits] = {
     "ring": Traits(_around, "ring", RING, beside_pat=RING_BESIDE_PAT, alone=RING_ALONE),
     "pat": Traits(_around, protocols=PAT, usable=lambda group, _: group.pat),
     # The hops of a tree on a torus would pass several links.
-    "tree": Traits(_along_trees, protocols=TREE, usable=lambda group, _: group.torus_steps == 0),
+    "tree": Traits(_along_trees, protocols=TREE, usable=lambda group, _: group.torus_steps == 0, trees_between=True),
     # The switch must reduce, and all GPUs must be at it.
     "nvls": Traits(_to_switch, protocols=NVLS, usable=lambda group, _: group.nvls_share > 0 and group.domains == 1),
     "nvls_tree": Traits(
         _to_switch_and_trees,
         protocols=NVLS,
         usable=lambda group, size_bytes: group.domains > 1 and size_bytes >= group.nvls_tree_bytes,
+        trees_between=True,
     ),
     # More than two GPUs of a domain share its switch (`ncclNvlsInit`, src/transport/nvls.cc).
     "nvls_sharp": Traits(

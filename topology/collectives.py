@@ -27,7 +27,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topology.algorithms import TRAITS
+from topology.algorithms import TRAITS, Traits
 from topology.collective_kinds import KINDS, sent_between_trees
 from topology.group import Group
 from topology.protocols import COLLNET_NVLINK_S, COLLNET_PEER_S, LL, PAT_SHOWS, PLAIN, SIMPLE, Protocol
@@ -314,7 +314,7 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
         for estimate in TRAITS[name].estimates(group, gathers) if group.protocols else PLAIN:
             stepped = group.stepped(estimate.step, estimate.inter_step)
             cost = algorithm(stepped, size_bytes)
-            start_s = estimate.base * group.latency_s - _uncounted_s(name, stepped)
+            start_s = estimate.base * group.latency_s - _uncounted_s(TRAITS[name], stepped)
             seconds = start_s + cost.latency_s + cost.transfer_s / estimate.bandwidth
             if best is None or seconds < least_s:
                 best, least_s = Choice(name, estimate.protocol), seconds
@@ -322,10 +322,10 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
     return best
 
 
-def _uncounted_s(algorithm: str, group: Group) -> float:
+def _uncounted_s(traits: Traits, group: Group) -> float:
     """Return the seconds of a tree's last level between d domains, which NCCL's model leaves out: it has ⌊log2 d⌋
     (`log2i`, src/graph/tuning.cc), a tree ⌈log2 d⌉."""
-    if not group.protocols or algorithm not in ("tree", "nvls_tree"):
+    if not group.protocols or not traits.trees_between:
         return 0.0
     levels = math.log2(group.domains)
     return 2 * (math.ceil(levels) - math.floor(levels)) * group.inter_latency_s

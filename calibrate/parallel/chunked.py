@@ -23,7 +23,7 @@ from torch import Tensor
 
 from calibrate.bundled_model.linear import as_rows, bias_gradient, weight_gradient
 from calibrate.parallel.comm import Group, Pending
-from calibrate.parallel.cut import Cut
+from calibrate.parallel.tensor_split import TensorSplit
 from sim.models.linear import CHUNKS
 
 
@@ -53,7 +53,7 @@ def _gathered_chunks(x: Tensor, group: Group) -> Iterator[tuple[slice, Tensor]]:
         yield part, gathered.wait()
 
 
-def _start_sums(x: Tensor, product: Callable[[Tensor], Tensor], cut: Cut) -> list[Pending]:
+def _start_sums(x: Tensor, product: Callable[[Tensor], Tensor], cut: TensorSplit) -> list[Pending]:
     """Compute `product` of each chunk of `x` and start its sum over the ranks, which runs beside the next product."""
     if not cut.sequence:
         rows = as_rows(x)

@@ -22,11 +22,11 @@ from calibrate.bundled_model.norm import Norm
 from calibrate.bundled_model.rotation import Constants
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
-from calibrate.parallel.cut import Cut
 from calibrate.parallel.expert import ExpertParallel
 from calibrate.parallel.expert_tensor import biases_counted_before
 from calibrate.parallel.loss_scale import square_sum
 from calibrate.parallel.tensor import ColumnLinear, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
+from calibrate.parallel.tensor_split import TensorSplit
 from calibrate.parallel.zero import Sharding
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.scenario import Scenario
@@ -60,7 +60,7 @@ class ModelParallel:
         self.copies_group = self._copies_group(plan, rank)
         self.sequence = p.sp and p.tp > 1
         late, chunked = p.tp_overlap == "wgrad", p.tp_overlap == "full"
-        self.cut_over_tp = Cut(self.tp, self.sequence, t.micro_batch_size, late, chunked)
+        self.cut_over_tp = TensorSplit(self.tp, self.sequence, t.micro_batch_size, late, chunked)
         self.split = "contiguous" if p.cp_method == "all_to_all" else p.cp_split
         self.positions = own_positions(t.seq_len, p.cp, self.cp.index, self.split).to(device)
         starts = torch.arange(t.micro_batch_size, device=device)[:, None] * t.seq_len

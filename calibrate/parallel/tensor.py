@@ -27,7 +27,7 @@ from calibrate.bundled_model.latent import LatentHeads
 from calibrate.bundled_model.linear import Linear, bias_gradient, weight_gradient
 from calibrate.bundled_model.model import Embedding, Head, Layer
 from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
-from calibrate.parallel.cut import Cut
+from calibrate.parallel.tensor_split import TensorSplit
 from sim.inputs.model_config import ModelConfig
 
 
@@ -115,7 +115,7 @@ class ColumnLinear(OwnRows):
     same rows: key and value heads, if there are fewer than ranks.
     """
 
-    def __init__(self, whole: Linear, cut: Cut, rows: Tensor, copies: int = 1, copied: int = 0) -> None:
+    def __init__(self, whole: Linear, cut: TensorSplit, rows: Tensor, copies: int = 1, copied: int = 0) -> None:
         super().__init__(whole, rows)
         self.cut, self.copies, self.copied = cut, copies, copied
 
@@ -127,7 +127,7 @@ class ColumnLinear(OwnRows):
 class RowLinear(OwnColumns):
     """A row-parallel matrix. [b, s, own inputs] → [b, s, h] or this rank's tokens [rows, h]"""
 
-    def __init__(self, whole: Linear, cut: Cut) -> None:
+    def __init__(self, whole: Linear, cut: TensorSplit) -> None:
         super().__init__(whole, cut.share(whole.weight.shape[1]))
         self.cut = cut
 
@@ -136,7 +136,7 @@ class RowLinear(OwnColumns):
         return out
 
 
-def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
+def cut_layer(layer: Layer, m: ModelConfig, cut: TensorSplit) -> None:
     """Replace a layer's matrices by this rank's parts: heads / tp query heads, and at least one KV head."""
     q, kv, copies = _heads(m, cut)
     if layer.latent is not None:
@@ -160,7 +160,7 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
         layer.down = RowLinear(layer.down, cut)
 
 
-def _cut_latent(latent: LatentHeads, cut: Cut, own: slice) -> None:
+def _cut_latent(latent: LatentHeads, cut: TensorSplit, own: slice) -> None:
     """Replace the matrices from latents to heads by this rank's parts; those to latents stay whole.
 
     With sequence parallelism each rank computes its own tokens' latents, and latents and the shared key are gathered
@@ -187,7 +187,7 @@ class _SharedKey(torch.autograd.Function):
         return ctx.cut.sum(grad if ctx.cut.sequence else grad.clone()), None  # `sum` overwrites its input
 
 
-def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
+def _scores(m: ModelConfig, cut: TensorSplit, s: int, heads: slice) -> Share:
     """Return this rank's query heads as a part of the attention scores, which `Layer.unfused` stacks by KV head."""
     group = m.heads // m.kv_heads
 
@@ -197,7 +197,7 @@ def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
     return Share((cut.batch * m.kv_heads, group * s, s), own)
 
 
-def _heads(m: ModelConfig, cut: Cut) -> tuple[slice, slice, int]:
+def _heads(m: ModelConfig, cut: TensorSplit) -> tuple[slice, slice, int]:
     """Return this rank's query heads and KV heads, and how many ranks share these KV heads."""
     tp = cut.group.size
     if m.kv_heads >= tp:
@@ -228,7 +228,7 @@ class VocabularyEmbedding(Embedding):
     `at`: positions of the tokens that this rank has after the sum. `tokens`: their part of the micro-batch's.
     """
 
-    def __init__(self, whole: Embedding, cut: Cut, at: Tensor, tokens: Share | None = None) -> None:
+    def __init__(self, whole: Embedding, cut: TensorSplit, at: Tensor, tokens: Share | None = None) -> None:
         nn.Module.__init__(self)
         self.m, self.cut, self.at, self.tokens = whole.m, cut, at, tokens
         self.own = cut.share(whole.weight.shape[0])
@@ -285,7 +285,7 @@ class _CrossEntropy(torch.autograd.Function):
 class VocabularyHead(Head):
     """Final norm, this rank's part of the logits, and the loss over all parts."""
 
-    def __init__(self, whole: Head, cut: Cut) -> None:
+    def __init__(self, whole: Head, cut: TensorSplit) -> None:
         nn.Module.__init__(self)
         self.norm, self.cut = whole.norm, cut
         n = whole.output.weight.shape[0]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from calibrate.rank_messages import say, warn
 from calibrate.real_steps.profile_from_steps import chosen_rounds, representative
 from calibrate.real_steps.timed_rounds import Log, foreign
-from calibrate.words import say, warn
 from sim.inputs.measured_run import QUIET_CORES
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile

@@ -73,30 +73,43 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
     if s.values.get("tp_config.tensor_parallel_degree") not in (None, 1):
         raise InputError(f"{file}: tp_config: {OF_TENSORS}")
     dp = s.ranks(gpus if type(gpus) is int else None, machine, 1, "1")
-    micro, whole = s.values.get("device_train_microbatch_size"), s.size("global_train_batch_size")
-    s.take("device_train_microbatch_size")
-    if not isinstance(micro, int):
-        micro = max(1, whole // dp)
-        s.notes.append(f"device_train_microbatch_size: auto: taken for all {micro} sequences of a rank, as if they fit")
+    batch = _batch(s, dp)
     layout = {"dp": dp, **(_fsdp(s) if dp > 1 else {"zero": 0})}
+    kinds = _number_formats(s, layout)
+    sections = {"model": described, "training": without_none(batch | kinds | _training(s)), "parallelism": layout}
+    return s.converted("llm_foundry", machine, sections)
+
+
+def _batch(s: Settings, dp: int) -> dict[str, int]:
+    """Tokens of a sequence, sequences of a step, and those of a micro-batch on each of `dp` ranks."""
+    micro, whole = s.take("device_train_microbatch_size"), s.size("global_train_batch_size")
+    of_rank = max(1, whole // dp)
+    if not isinstance(micro, int):
+        micro = of_rank
+        s.notes.append(f"device_train_microbatch_size: auto: taken for all {micro} sequences of a rank, as if they fit")
+    return {"seq_len": s.size("max_seq_len"), "micro_batch_size": min(micro, of_rank), "global_batch_size": whole}
+
+
+def _number_formats(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
+    """Number formats of a step's matmuls, parameters and reduced gradients; those of gathers go into `layout`."""
     precision = s.choice("precision", PRECISIONS, "amp_bf16") or "bf16"
     mixed = s.choice("fsdp_config.mixed_precision", {word: word for word in MIXED}, "DEFAULT")
     casts = layout["zero"] == 3 and precision != "fp32"
     if casts and mixed == "FULL":
         layout["param_gather_dtype"] = "fp32"
+    reduced = "bf16" if casts and mixed == "PURE" else None
+    return {"precision": precision, "param_dtype": "fp32", "grad_reduce_dtype": reduced}
+
+
+def _training(s: Settings) -> dict[str, Any]:
+    """The keys of `training` that follow from neither the batch nor a number format."""
     if not s.flag("model.use_train_metrics", True):
         s.notes.append(METRICS)
     optimizer = str(s.take("optimizer.name", "decoupled_adamw"))
     lion = "lion" in optimizer  # llmfoundry/optim: DecoupledLionW
     if "adam" not in optimizer and not lion:
         s.notes.append(f"optimizer {optimizer}: is simulated as AdamW")
-    training = {
-        "seq_len": s.size("max_seq_len"),
-        "micro_batch_size": min(micro, max(1, whole // dp)),
-        "global_batch_size": whole,
-        "precision": precision,
-        "param_dtype": "fp32",
-        "grad_reduce_dtype": "bf16" if casts and mixed == "PURE" else None,
+    return {
         "gradient_clipping": s.take("algorithms.gradient_clipping.clipping_threshold") is not None,
         "optimizer": "lion" if lion else None,
         "framework": "composer",
@@ -105,8 +118,6 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         "attention": s.choice("model.attn_config.attn_impl", ATTENTION, "flash"),
         "lora": _lora(s),
     }
-    sections = {"model": described, "training": without_none(training), "parallelism": layout}
-    return s.converted("llm_foundry", machine, sections)
 
 
 def _flat(data: Mapping[str, Any], whole: Mapping[str, Any], before: str = "") -> dict[str, Any]:

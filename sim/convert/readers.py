@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -24,6 +25,8 @@ MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-mode
 DATA = (".json", ".yaml", ".yml")
 CODE = (".toml", ".py")
 MAX_BYTES = 4 * 2**20
+IsOwn: TypeAlias = "Callable[[dict[str, Any]], bool]"
+ConvertData: TypeAlias = "Callable[[Path, dict[str, Any], Machine], Converted]"
 
 
 class Asked(NamedTuple):
@@ -190,8 +193,11 @@ def _litgpt(file: Path, text: str, asked: Asked) -> Converted:
     return read_script(file, text, asked.given, lambda read: convert_litgpt_command(file, read, machine, length))
 
 
-def _of_data(file: Path, text: str, asked: Asked) -> Converted:
-    """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
+def _data_formats(seq_len: int | None) -> tuple[tuple[IsOwn, ConvertData], ...]:
+    """Each trainer whose JSON or YAML is told by its keys: is a mapping its configuration, and what converts it.
+
+    The first that knows a mapping has it, so a trainer whose mark others may have too stands behind them.
+    """
     from sim.convert.bridge.nemo_recipe import is_nemo_recipe
     from sim.convert.bridge.scenario import convert_bridge, convert_recipe, is_bridge
     from sim.convert.litgpt import convert_litgpt, is_litgpt
@@ -202,12 +208,30 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.nemo_rl.scenario import convert_nemo_rl, is_nemo_rl
     from sim.convert.olmo_core import convert_olmo_core, is_olmo_core
-    from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
-    from sim.convert.trainer_arguments.scenario import is_training_arguments
-    from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
     from sim.convert.verl import convert_verl_config
     from sim.convert.verl_files import is_verl_config
+
+    return (
+        (is_verl_config, convert_verl_config),
+        (is_nemo_rl, convert_nemo_rl),
+        (is_olmo_core, convert_olmo_core),
+        (is_litgpt, partial(convert_litgpt, seq_len=seq_len)),
+        (is_nemo_recipe, convert_recipe),
+        (is_bridge, convert_bridge),
+        (is_arguments, lambda file, data, machine: convert_megatron(file, as_command(data), machine)),
+        (is_llm_foundry, convert_llm_foundry),
+        (is_nanotron, convert_nanotron),
+        (is_torchtune, partial(convert_torchtune, seq_len=seq_len)),
+        (is_gpt_neox, convert_gpt_neox),
+    )
+
+
+def _of_data(file: Path, text: str, asked: Asked) -> Converted:
+    """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
+    from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
+    from sim.convert.trainer_arguments.scenario import is_training_arguments
+    from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
     from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
 
@@ -216,28 +240,9 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     refuse_alike(file, data)
-    if is_verl_config(data):
-        return convert_verl_config(file, data, asked.machine)
-    if is_nemo_rl(data):
-        return convert_nemo_rl(file, data, asked.machine)
-    if is_olmo_core(data):
-        return convert_olmo_core(file, data, asked.machine)
-    if is_litgpt(data):
-        return convert_litgpt(file, data, asked.machine, asked.seq_len)
-    if is_nemo_recipe(data):
-        return convert_recipe(file, data, asked.machine)
-    if is_bridge(data):
-        return convert_bridge(file, data, asked.machine)
-    if is_arguments(data):
-        return convert_megatron(file, as_command(data), asked.machine)
-    if is_llm_foundry(data):
-        return convert_llm_foundry(file, data, asked.machine)
-    if is_nanotron(data):
-        return convert_nanotron(file, data, asked.machine)
-    if is_torchtune(data):
-        return convert_torchtune(file, data, asked.machine, asked.seq_len)
-    if is_gpt_neox(data):
-        return convert_gpt_neox(file, data, asked.machine)
+    for is_own, convert in _data_formats(asked.seq_len):
+        if is_own(data):
+            return convert(file, data, asked.machine)
     refuse_other_trainer(file, data)
     if is_swift_config(data):
         data = arguments_of(data, {}, asked.machine.gpus)
@@ -260,6 +265,11 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 
 def _trainer_of(file: Path, text: str, is_data: bool) -> str:
+    """The trainer whose file this is: the first whose marks the text has.
+
+    Raises:
+        InputError: for a text without any trainer's marks, and for a program that is known and not converted.
+    """
     from sim.convert.litgpt import runs_litgpt
     from sim.convert.megatron.swift import is_swift_megatron
     from sim.convert.mlperf import is_mlperf
@@ -278,18 +288,17 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "torchtitan"
     if is_data or is_launched(text) or (is_swift(text) and not is_swift_megatron(text)):
         return "deepspeed"
-    if is_serving(text):
-        return "serving"
-    if is_mlperf(text):
-        return "mlperf"
-    if is_verl(text):
-        return "verl"
-    if is_openrlhf(text) or is_openrlhf_ray(text):
-        return "openrlhf"
-    if is_slime(text):
-        return "slime"
-    if runs_litgpt(text):
-        return "litgpt"
+    told_by = {
+        "serving": (is_serving,),
+        "mlperf": (is_mlperf,),
+        "verl": (is_verl,),
+        "openrlhf": (is_openrlhf, is_openrlhf_ray),
+        "slime": (is_slime,),
+        "litgpt": (runs_litgpt,),
+    }
+    for trainer, marks in told_by.items():
+        if any(is_own(text) for is_own in marks):
+            return trainer
     if runs_recipe(file, text):
         return "deepspeed"
     if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):

@@ -13,7 +13,7 @@ TIMES = 3.0
 
 @contextmanager
 def lines_while(line: Callable[[], str]) -> Iterator[None]:
-    """Write what `line` says then while the body runs, after 10 s, 30 s, 90 s and so on; a thread writes it."""
+    """While the body runs, a thread writes what `line` returns, after 10 s, 30 s, 90 s and so on."""
     done = threading.Event()
 
     def run() -> None:

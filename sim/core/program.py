@@ -190,7 +190,7 @@ class Comm(Struct, frozen=True):
     """One collective of a group that this rank is a member of.
 
     `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, reduce, broadcast, send_recv (a ring shift within
-    `group`), offload, reload (host copies; `group` is "host").
+    `group`), offload, reload (host copies; `group` is `HOST` of `sim.core.timeline`).
     `group`: tp, cp, ep, dp, ... (names of `sim.ranks.plan`). `bytes` as nccl-tests counts them: the full buffer
     (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the
     message).

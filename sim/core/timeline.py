@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 # Streams of a rank. Communication queues on a stream named after its group, unless `Comm.stream` names another one:
 # all data-parallel traffic queues on DP, but for sums over replicas of shards (`sim.programs.data_parallel`). Copies of
-# gradients to host memory have a stream of their own beside those of parameters to the GPU.
-COMPUTE, DP, REPLICA, TO_HOST = "compute", "dp", "replica", "to host"
+# gradients to host memory have a stream of their own beside those of parameters to the GPU, which queue on HOST: the
+# group of all copies between a GPU and its host's memory.
+COMPUTE, DP, REPLICA, HOST, TO_HOST = "compute", "dp", "replica", "host", "to host"
 # Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 MESSAGES = (*SENDS, *RECEIVES)

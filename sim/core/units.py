@@ -177,7 +177,7 @@ def finite(value: Any) -> Any:
 
 
 def _time_unit(value: float) -> tuple[float, str]:
-    """The unit that fits so many seconds, in seconds, and its name."""
+    """The unit in which `value` seconds are shown: its length in seconds, and its name."""
     for limit, scale, unit in ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (600.0, 1.0, "s")):
         if abs(value) < limit:
             return scale, unit

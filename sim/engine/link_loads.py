@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from sim.core.timeline import HOST
 from sim.engine.link_rates import Flow, Flows
 from sim.graph.taskgraph import Collective, CollectiveStep, Message, TaskGraph, WholeAction
 from sim.prices.profile import HOST_COPIES
@@ -172,7 +173,7 @@ class LinkLoads:
         key = (self._context[class_index], group)
         if key not in self._group_links:
             rank = self.pricing.plan.classes[class_index].rank
-            links = ("host",) if group == "host" else links_of(self.pricing.network, self.pricing.group(group, rank))
+            links = ("host",) if group == HOST else links_of(self.pricing.network, self.pricing.group(group, rank))
             self._group_links[key] = self.shared.intersection(links)
         return self._group_links[key]
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sim.core.actions import Schedule
 from sim.core.columns import Floats, Ints, ragged
 from sim.core.engines import Engine
-from sim.core.timeline import TO_HOST
+from sim.core.timeline import HOST, TO_HOST
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
 from sim.engine.run import Times, run_contended, run_static
@@ -155,7 +155,7 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
     uses = [set(alike[pricing.context(c.rank)]) for c in plan.classes]
     _add_hops(uses, pricing, schedule)
     for each in uses if offload else ():
-        each |= {("host", IN, "host")} | ({("host", OUT, "host")} if activations else set())
+        each |= {("host", IN, HOST)} | ({("host", OUT, HOST)} if activations else set())
         each |= {("host", OUT, TO_HOST), ("host", IN, TO_HOST)} if parameters else set()
     users = [Counter((link, way) for link, way, _ in each) for each in uses]
     shared = {link for each in users for (link, _), n in each.items() if n > 1}

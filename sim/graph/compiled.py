@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from sim.core.actions import Action, Kind, Step
 from sim.core.program import Program
-from sim.core.timeline import COMPUTE, Detail
+from sim.core.timeline import COMPUTE, HOST, Detail
 from sim.graph.messages import DIRECTION, NO_HOP, Messages
 from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named_actions
 from sim.prices.rank_prices import Pricing
@@ -157,7 +157,7 @@ class ActionPrograms:
 
     def members(self, class_index: int, group: str) -> tuple[int, ...]:
         """Return the classes that take part in a group's collectives with this class; () if no other class does."""
-        if group == "host" or (self.pipelines == 1 and group not in ACROSS_STAGES):
+        if group == HOST or (self.pipelines == 1 and group not in ACROSS_STAGES):
             return ()
         # The two cases above need no look-up of the group's ranks: a copy to the host concerns one GPU, and with one
         # pipeline all ranks of a pipeline rank are in one class.

@@ -323,14 +323,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
     if kind == "missing":
         return "is required and missing"
     if kind == "extra_forbidden":
-        forms = _forms_at(model, loc[:-1])
-        of_another = any(loc[-1] in form.model_fields for form in forms)
-        if of_another and (chosen := next((form for form in forms if loc[-1] not in form.model_fields), None)):
-            others = [key for key in chosen.model_fields if sum(key in form.model_fields for form in forms) == 1]
-            return f"cannot stand beside {' or '.join(others)}, which is another form of this mapping"
-        if homes := _mappings_with(forms[0], loc[-1]):
-            return f"unknown key; it belongs in {' or '.join(dotted((*path, *loc[:-1], home)) for home in homes)}"
-        return unknown_key(loc[-1], forms[0].model_fields, str(path[0]) if path else "")
+        return _not_a_key(model, loc, path)
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
         key, limit = next((k, v) for k, v in context.items() if k in words)
@@ -358,6 +351,18 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return f"found {found}; must be a mapping of {', '.join(keys[:MOST_KEYS])}{' …' * (len(keys) > MOST_KEYS)}"
     hint = _in_full(kind, problem["input"]) or value_synonym(loc, problem["input"])
     return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{hint}"
+
+
+def _not_a_key(model: type[BaseModel], loc: KeyPath, path: KeyPath) -> str:
+    """What is wrong with the last key of `loc`, which no form of its mapping has, or another than the chosen one."""
+    forms = _forms_at(model, loc[:-1])
+    of_another = any(loc[-1] in form.model_fields for form in forms)
+    if of_another and (chosen := next((form for form in forms if loc[-1] not in form.model_fields), None)):
+        others = [key for key in chosen.model_fields if sum(key in form.model_fields for form in forms) == 1]
+        return f"cannot stand beside {' or '.join(others)}, which is another form of this mapping"
+    if homes := _mappings_with(forms[0], loc[-1]):
+        return f"unknown key; it belongs in {' or '.join(dotted((*path, *loc[:-1], home)) for home in homes)}"
+    return unknown_key(loc[-1], forms[0].model_fields, str(path[0]) if path else "")
 
 
 def _in_full(kind: str, value: Any) -> str:

@@ -237,17 +237,17 @@ def _left_out_note(model: ModelConfig, t: Training | None) -> Iterator[str]:
 def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
     """Return that the model's own code knows no fused attention, or that torch's computes what a window hides."""
     windows = {"sliding", "chunked"} & {*model.attention_pattern}
-    masked = windows and model.window is not None and model.window <= t.seq_len
-    if masked and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+    sees_masks = framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp)
+    if windows and model.window is not None and model.window <= t.seq_len and sees_masks:
         slower = f"torch's attention gets model.window {model.window} as a mask and computes all pairs of tokens"
         faster = "flash2 (attn_implementation flash_attention_2) skips the pairs that nobody sees"
         yield f"training.attention_kernel: {slower}; {faster}"
-    if t.packing is not None and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+    if t.packing is not None and sees_masks:
         slower = "torch's attention gets packed documents (training.packing) as a mask and computes all pairs of tokens"
         faster = "flash2 (attn_implementation flash_attention_2) computes those within documents alone"
         yield f"training.attention_kernel: {slower}; {faster}"
     code = code_of(model.code, framework_of(t))
-    if code.masks_causal and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+    if code.masks_causal and sees_masks:
         slower = (
             f"the code of {model.code} in Transformers gives torch's attention the causal mask, so that it computes"
         )
@@ -256,7 +256,7 @@ def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator
     if t.attention == "fused" and not code.fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"
         yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"
-    elif framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+    elif sees_masks:
         yield from _without_sdpa(model, code)
 
 

@@ -11,7 +11,7 @@ from sim.inputs.synonyms import value_synonym
 from sim.inputs.units import BYTES
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.variants.dispatchers import DISPATCHERS
-from sim.variants.frameworks.parts import DDP_BUCKET_BYTES
+from sim.variants.frameworks.zero import DDP_BUCKET_BYTES
 
 CpMethod = Literal["ring", "all_gather", "all_to_all", "all_to_all_ring"]
 _RANK_ORDERS = "the mesh's dimensions, the fastest-varying first: tp-cp-dp-pp or a permutation of it"

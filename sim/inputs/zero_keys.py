@@ -8,8 +8,8 @@ from typing import Any
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
-from sim.variants.frameworks.parts import ZeroEngine
 from sim.variants.frameworks.records import framework_of, zero_engine
+from sim.variants.frameworks.zero import ZeroEngine
 
 
 def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Collection[str]) -> dict[str, Any]:

@@ -139,6 +139,11 @@ class Dims(Struct, frozen=True):
         return replace(self, autocast=False, normed_bytes=FP32_BYTES, **wide)
 
     @property
+    def sees_masks(self) -> bool:
+        """Whether attention gets windows as masks (`Framework.sees_masks`)."""
+        return self.framework.sees_masks(self.fused_attention, self.attention_kernel, self.cp)
+
+    @property
     def overlaps_in_library(self) -> bool:
         """Whether one call of a library issues a matmul and the messages beside it (`Framework`)."""
         return self.tp_overlap == "full" and self.sp and self.framework.userbuffers is not None

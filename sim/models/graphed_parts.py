@@ -104,7 +104,7 @@ def _exit(d: Dims) -> Operator:
 
 
 def _copies(d: Dims, name: str, kernels: int, size: float) -> Compute:
-    """So many tensors copied by torch, of `size` bytes in all, which are read and written."""
+    """Copies by torch of `kernels` tensors with `size` bytes in all, which are read and written."""
     return replace(memory_op(name, F, "copy", size / d.act_bytes, 2 * size, d.act, kernels), plain_host=True)
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
-from sim.core.timeline import DP, REPLICA
+from sim.core.timeline import DP, HOST, REPLICA
 from sim.models.operators import memory_op
 from sim.programs.data_parallel import DataParallel
-from sim.programs.parameters_on_host import HOST
 from sim.programs.two_levels import quantized_gradients
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
@@ -78,8 +77,8 @@ def limit_bytes(dp: DataParallel) -> float:
 
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int, elements: float) -> list[Compute]:
-    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`): of `elements` of
-    `tensors`, as far as they are `reduced`."""
+    """The copies and the division of gradients before the messages `reduced` send them (`ZeroEngine.joining_accesses`).
+    `tensors`: how many gradients; `elements`: theirs, which count only where ZeRO++ quantizes them."""
     if dp.local > 1:
         return quantized_gradients(elements, tensors, (dp.local, dp.shard // dp.local), dp.parameter_bytes)
     size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine

@@ -24,13 +24,14 @@ around the messages is in `sim.programs.around_messages`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind, Comm, Phase
-from sim.core.timeline import DP, REPLICA, TO_HOST
+from sim.core.timeline import DP, HOST, REPLICA, TO_HOST
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
@@ -38,11 +39,11 @@ from sim.models.frozen_weights import format_of
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.programs.message_shares import message_shares
-from sim.programs.parameters_on_host import HOST, OnHost, on_host_of
+from sim.programs.parameters_on_host import OnHost, on_host_of
 from sim.programs.two_levels import behind_replicas, quantized_messages
 from sim.ranks.plan import Plan
-from sim.variants.frameworks.parts import ZeroEngine
 from sim.variants.frameworks.records import framework_of, frees_gradients, zero_engine
+from sim.variants.frameworks.zero import ZeroEngine
 
 
 class DataParallel(Struct, frozen=True):
@@ -236,23 +237,20 @@ class DataParallel(Struct, frozen=True):
 
 
 def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataParallel:
-    """The data parallelism of a plan; `sums_unsharded`: of another number of micro-batches than the scenario's."""
+    """The data parallelism of a plan. `sums_unsharded`: whether micro-batches add up whole gradients, for another
+    number of them than the scenario's; None: as `Scenario.sums_unsharded` says."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
-    size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
+    own_bytes, virtual = source_of(plan.scenario).parameter_bytes(), p.virtual_stages > 1 and p.pp > 1
     framework, engine = framework_of(t), zero_engine(t, p)
     sums_unsharded = plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded
     gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
     quantized = gathers_quantized_shards(plan.scenario)
-    has_experts, virtual = plan.scenario.model.may_have_experts, p.virtual_stages > 1 and p.pp > 1
     behind_stage = engine.reduces_stages and p.zero >= 2 and p.pp > 1 and sums_unsharded and not p.reduces_rows
     found = DataParallel(
         zero=p.zero,
         sync="after_backward" if p.zero in engine.at_once_at else p.dp_sync,
         bucket_bytes=float(p.bucket_bytes),
-        shard=size("shard"),
-        replica=size("replica"),
-        expert_shard=size("expert_shard") if has_experts else 1,
-        expert_replica=size("expert_replica") if has_experts else 1,
+        **_numbers_of_ranks(plan),
         parameter_bytes=own_bytes,
         gathered_bytes=gathered_bytes,
         gradient_bytes=dtype_bytes(t.grad_reduce_dtype),
@@ -271,10 +269,6 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         prefetches=p.backward_prefetch or engine.fsdp_version != 1,
         dequantized_copies=copies,
         stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
-        outer=size("replica") if p.shares_optimizer else 1,
-        expert_outer=size("expert_replica") if p.shares_optimizer and has_experts else 1,
-        secondary=size("secondary"),
-        local=size("local") if size("between") > 1 else 1,
         gathered_early=p.overlap_param_gather_with_optimizer_step,
         input_first=() if engine.fsdp_version and virtual else engine.input_first,
         tied=source_of(plan.scenario).tied_elements() if engine.gathers_tied and p.zero == 3 and p.pp == 1 else 0,
@@ -283,8 +277,24 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     return _with_gradients(found, plan.scenario)
 
 
+def _numbers_of_ranks(plan: Plan) -> dict[str, Any]:
+    """Fields of `DataParallel`: how many ranks share parameters, gradients and optimizer."""
+    p, size, has_experts = plan.scenario.parallelism, plan.group_size, plan.scenario.model.may_have_experts
+    replica, expert_replica = size("replica"), size("expert_replica") if has_experts else 1
+    return {
+        "shard": size("shard"),
+        "replica": replica,
+        "expert_shard": size("expert_shard") if has_experts else 1,
+        "expert_replica": expert_replica,
+        "outer": replica if p.shares_optimizer else 1,
+        "expert_outer": expert_replica if p.shares_optimizer else 1,
+        "secondary": size("secondary"),
+        "local": size("local") if size("between") > 1 else 1,
+    }
+
+
 def _with_gradients(dp: DataParallel, scenario: Scenario) -> DataParallel:
-    """With how gradients are kept until they are reduced, and what lies in host memory."""
+    """Return `dp` with the fields on gradients that wait to be reduced, and on what lies in host memory."""
     p, t = scenario.parallelism, scenario.for_training
     dp = replace(dp, host=on_host_of(scenario, dp.engine, (dp.shard, dp.expert_shard), dp.tied))
     late, own_bytes = framework_of(t).adds_gradients_late, compute_bytes(t.precision)

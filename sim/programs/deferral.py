@@ -18,7 +18,7 @@ from sim.core.program import Block, BlockKind, Comm, Compute, Item, NeededBy, Ph
 
 
 class Deferral(Struct, frozen=True):
-    """What the last stage puts off. `micro_batches`: the first so many; `bytes`: what it keeps for each of them, the
+    """What the last stage puts off. `micro_batches`: of this many, the first ones; `bytes`: what it keeps for each, the
     output layer's input and the gradient of its output; `gather`: the message that brings the input together with
     sequence parallelism; `product`: the matmul."""
 
@@ -29,7 +29,7 @@ class Deferral(Struct, frozen=True):
 
 
 def deferral_of(blocks: Sequence[Block], micro_batches: int) -> Deferral | None:
-    """Return what a stage puts off for so many micro-batches; None for none, and without the output layer."""
+    """Return what a stage puts off for its first `micro_batches`; None for none, and without the output layer."""
     head = next((b for b in blocks if b.kind is BlockKind.HEAD and micro_batches), None)
     product = None if head is None else _product(head)
     if head is None or product is None:

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from sim.core.program import Block, BlockKind, Comm, Phase
 from sim.programs.data_parallel import DataParallel
-from sim.variants.frameworks.parts import ZeroEngine
+from sim.variants.frameworks.zero import ZeroEngine
 
 ENDS = (BlockKind.EMBEDDING, BlockKind.NORM, BlockKind.HEAD)
 

@@ -19,14 +19,13 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.operator_kinds import HOST_UPDATE
 from sim.core.program import Block, BlockKind, Comm, Compute, ModelPart, Phase
-from sim.core.timeline import TO_HOST
+from sim.core.timeline import HOST, TO_HOST
 from sim.inputs.scenario import Scenario
 from sim.models.frozen_weights import format_of
 from sim.models.operators import memory_op
 from sim.models.optimizers.step import trained_bytes
-from sim.variants.frameworks.parts import ZeroEngine
+from sim.variants.frameworks.zero import ZeroEngine
 
-HOST = "host"  # the group of copies
 SUM_ACCESSES = 3  # a gradient and the sum are read, and the sum is written
 
 

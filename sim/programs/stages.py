@@ -26,6 +26,7 @@ from sim.core.program import (
     Program,
     Wait,
 )
+from sim.core.timeline import HOST
 from sim.models.dims import Shard
 from sim.models.operators import rerun
 from sim.models.output.reference import reference_scenario, with_casts, without_gradients
@@ -184,7 +185,7 @@ class Stage(Struct, frozen=True, eq=False):
 
     def _copy(self, kind: str, copy: HostCopy, handle: str, phase: Phase) -> Item:
         name = f"{self.blocks[copy.block].name} activations"
-        return Comm(name, kind, "host", copy.bytes, phase, False, handle)
+        return Comm(name, kind, HOST, copy.bytes, phase, False, handle)
 
     def _copied_by(self, block: int) -> list[Item]:
         """Waits for the copies that must have ended when this block's forward has."""

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Comm, Compute, Item, Phase, Program, Wait
+from sim.core.timeline import HOST
 from sim.inputs.training_config import Training
 from sim.models.optimizers.muon import Dealt, dealt_out
 from sim.models.optimizers.step import (
@@ -121,9 +122,9 @@ def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training, dp: Da
     too (DeepSpeed's offload_optimizer and offload_param).
     """
     if t.optimizer_offload == "cpu":
-        sent = Comm("gradients to the host", "offload", "host", n_params * FP32_BYTES, Phase.OPTIMIZER)
+        sent = Comm("gradients to the host", "offload", HOST, n_params * FP32_BYTES, Phase.OPTIMIZER)
         size = n_params * dtype_bytes(t.param_dtype)
-        back = Comm("updated parameters", "reload", "host", size, Phase.OPTIMIZER)
+        back = Comm("updated parameters", "reload", HOST, size, Phase.OPTIMIZER)
         return (
             *([] if dp.host.gradient_bytes else [sent]),
             *host_update_items(n_params, t, _norm_on_host(dp)),
@@ -131,9 +132,9 @@ def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training, dp: Da
         )
     size = state_bytes(n_params, dealt, t)
     return (
-        Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER),
+        Comm("optimizer states", "reload", HOST, size, Phase.OPTIMIZER),
         *update,
-        Comm("optimizer states", "offload", "host", size, Phase.OPTIMIZER),
+        Comm("optimizer states", "offload", HOST, size, Phase.OPTIMIZER),
     )
 
 

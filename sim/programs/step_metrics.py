@@ -42,6 +42,6 @@ def _message(name: str, kind: str, nbytes: float) -> Comm:
 
 
 def _numbers(name: str, count: int) -> Compute:
-    """As many kernels, on a number each, which a loop issues."""
+    """Kernels that a loop issues, `count` of them, each on one number."""
     made = memory_op(name, Phase.OPTIMIZER, "elementwise", count, 2 * FP32_BYTES * count, "fp32", count)
     return replace(made, one_call=True, plain_host=True)

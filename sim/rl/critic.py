@@ -28,7 +28,7 @@ class Critic(Struct, frozen=True, eq=False):
 
     @property
     def peak_bytes(self) -> float:
-        """On the fullest GPU while it is updated, of the critic alone."""
+        """The critic's memory alone while it is updated, on the fullest GPU."""
         return self.update.outcome.peak_memory_bytes
 
 

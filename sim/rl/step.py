@@ -46,7 +46,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         return place([part for part in self._parts() if part.seconds > 0], self.rl.steps_off)
 
     def _parts(self) -> list[Phase]:
-        """In the order in which one answer's step goes through them."""
+        """Return the step's parts in the order in which one answer goes through them; parts may take no time."""
         rl, copy, engine_bytes = self.rl, self._host_copy_s, max(self.served.capacity.weight_bytes)
         sleeps = copy(engine_bytes) if rl.colocated and rl.sleep_level == 1 else 0.0
         moved = copy(self._moved_bytes) if rl.colocated and rl.offload_training else 0.0

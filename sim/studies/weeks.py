@@ -87,7 +87,7 @@ class _History:
         self.doing, self.since_s = _Doing.TRAINING, 0.0
 
     def train(self) -> Waiting:
-        """Train until a failure, come back, and so on."""
+        """The process of the job: it trains until a failure, restarts, and trains on."""
         env, exponential, mtbf_s = self.env, self.random.exponential, self.job.mtbf_s
         while True:
             self._begin(_Doing.TRAINING)

@@ -49,7 +49,7 @@ from sim.validation.script_records import (
 
 
 def expert_scripts() -> Iterator[LaunchScript]:
-    """Of scripts that set the same key for a row the first holds."""
+    """Yield the scripts of models with experts. If several set a row's key, the first one's value holds."""
     yield from _dispatchers()
     yield from _vera_rubin()
     yield from _deepseek()
@@ -69,25 +69,7 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script(ATTENTION_IN_8_BITS, "3983", ("gb300",), since="2026-06", precisions=mx, zero=(1,))
     whole = merge(whole, ATTENTION_IN_8_BITS)
     yield script(whole, "4458: with virtual stages", B300, since="2026-06", precisions=mx, layouts=((8, 2),))
-    # B200's only layout with virtual stages.
-    b200 = partial(script, source="3368", gpus=B200, since="2026-04", until="2026-08", layouts=((8, 2),))
-    yield b200(merge(merge(selective("mla_up_proj", "mlp"), GRAPHED_PARTS), PAIRED), precisions=mx)
-    yield b200(merge(selective("mla_up_proj", "layernorm", "moe_act"), PAIRED), precisions=("nvfp4",))
-    yield script(selective("mla_up_proj", "mlp"), "configs/deepseek", H100)
-    yield script(selective("moe_act"), "configs/deepseek", ("gb300",), since="2026-01", precisions=("bf16",))
-    mlp = partial(script, selective("mlp"), "3031", ("gb200",), "2026-04")
-    yield mlp(precisions=("fp8", "nvfp4"))
-    yield mlp(until="2026-06", precisions=mx)
-    yield script(
-        selective("mla_up_proj", "moe_act", "layernorm"),
-        "2175, until 2627",
-        B300,
-        "2026-01",
-        "2026-04",
-        precisions=("bf16",),
-        layouts=((8, 2),),
-    )
-    yield script(selective("mla_up_proj"), "configs/deepseek", BLACKWELL)
+    yield from _deepseek_recomputed(script)
     yield script(TP_BESIDE_WEIGHTS, "recipes/deepseek/deepseek_v3.py: tp_comm_overlap False")
     # moe_router_num_groups 8, moe_router_group_topk 4
     yield script({"model": {"moe": {"max_nodes_per_token": 4}}}, "configs/deepseek", H100)
@@ -105,8 +87,26 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script(GRAPHED_PARTS, "configs/deepseek: V2 without virtual stages; 4458", B300, since="2026-04")
 
 
+def _deepseek_recomputed(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
+    """Yield scripts by what they recompute: of B200 with graphs and pairs beside it, then of each GPU."""
+    mx = ("mxfp8",)
+    # B200's only layout with virtual stages.
+    b200 = partial(script, source="3368", gpus=B200, since="2026-04", until="2026-08", layouts=((8, 2),))
+    yield b200(merge(merge(selective("mla_up_proj", "mlp"), GRAPHED_PARTS), PAIRED), precisions=mx)
+    yield b200(merge(selective("mla_up_proj", "layernorm", "moe_act"), PAIRED), precisions=("nvfp4",))
+    yield script(selective("mla_up_proj", "mlp"), "configs/deepseek", H100)
+    yield script(selective("moe_act"), "configs/deepseek", ("gb300",), since="2026-01", precisions=("bf16",))
+    mlp = partial(script, selective("mlp"), "3031", ("gb200",), "2026-04")
+    yield mlp(precisions=("fp8", "nvfp4"))
+    yield mlp(until="2026-06", precisions=mx)
+    parts = selective("mla_up_proj", "moe_act", "layernorm")
+    late = partial(script, since="2026-01", until="2026-04", precisions=("bf16",), layouts=((8, 2),))
+    yield late(parts, "2175, until 2627", B300)
+    yield script(selective("mla_up_proj"), "configs/deepseek", BLACKWELL)
+
+
 def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
-    """Of NVFP4, of current scaling and of B200."""
+    """Yield scripts of release 0.6: of NVFP4, of current scaling and of B200."""
     late, low = {"parallelism": {"layers_per_stage": LATE_STAGES}}, ("nvfp4",)
     yield script(late, gpus=("gb300",), precisions=low, layouts=((2, 8),))
     whole = merge(merge(NOT_RECOMPUTED, FULL_ITERATION), ATTENTION_IN_8_BITS)
@@ -208,7 +208,7 @@ def _dispatchers() -> Iterator[LaunchScript]:
 
 
 def _vera_rubin() -> Iterator[LaunchScript]:
-    """Of 0.6.2, those for 256 GPUs where two have the same layout."""
+    """Yield scripts for Vera Rubin of release 0.6.2; where two have the same layout, the one for 256 GPUs."""
     script = partial(LaunchScript, BRIDGE, source="perf_recipes of 0.6.2", gpus=VR200, since="2026-08")
     whole, mx = merge(NOT_RECOMPUTED, FULL_ITERATION), ("mxfp8",)
     wide, narrow = (partial(script, DEEPSEEK_V3, layouts=(layout,)) for layout in ((2, 8), (4, 4)))

@@ -22,8 +22,8 @@ BORROWED_UNCERTAINTY = 0.2
 
 
 def fused_costs(op: str, data: Mapping[str, Any], costs: Costs) -> list[Cost]:
-    """By the profile's own points; else by those that another GPU has of this provider's kernel, in parts of the
-    bandwidth."""
+    """Price a fused kernel by the profile's own points; else by another GPU's points of this provider's kernel, scaled
+    by the GPUs' memory bandwidths."""
     items = fused_kernel(op, data, _measured(costs))
     if len(items) == 1 and items[0].kernel not in _measured(costs) and data.get("provider") and costs.profile.kernels:
         for item, lender in product((items[0], _twin(items[0])), LENDERS):

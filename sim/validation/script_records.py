@@ -9,7 +9,7 @@ from sim.inputs.overrides import merge
 
 
 class Sizes(NamedTuple):
-    """By which a row's model is known."""
+    """The sizes by which a row's model is told from others."""
 
     layers: int
     hidden: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from sim.core.timeline import HOST
 from sim.programs.stages import stage_input_bytes
 from sim.simulation import Simulation
 from sim.views.topology_page import topology_page
@@ -20,7 +21,7 @@ def step_traffic(simulation: Simulation) -> list[Traffic]:
     seen: set[tuple[str, str, tuple[int, ...]]] = set()
     for c, traffic in zip(plan.classes, simulation.built.traffic, strict=True):
         for (kind, group), size in traffic.items():
-            if group == "host":
+            if group == HOST:
                 continue
             for rank in (r for r in c.ranks if r < MAX_RANKS):
                 members = tuple(plan.group(group, rank))

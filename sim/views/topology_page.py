@@ -120,7 +120,7 @@ def _links(graph: Graph, loads: Loads | None) -> list[tuple[str, ...]]:
 
 
 def layer_of(graph: Graph, name: str) -> str:
-    """On which line a part stands: its kind; a switch by its tier, or else by whether NICs hang on it."""
+    """The page's line for a part: its kind; of a switch its tier, or leaf if a NIC is beside it, else spine."""
     data = graph.nodes[name]
     if data["kind"] != "switch":
         return str(data["kind"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.words import FOLDER
+from calibrate.rank_messages import FOLDER
 from sim.prices.profiles import load_profile
 from tests.processes import CODES, HANGS_AFTER_S, Marked, start, wait_until
 

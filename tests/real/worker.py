@@ -66,8 +66,8 @@ def _patches(case: dict[str, Any]) -> list[Any]:
     nothing, first = (lambda *_: None), (lambda data: data.parts[0].finish())
     spoilt = {
         "all-reduce": (data.DataParallel, "finish", nothing),
-        "tp sum": (tensor.Cut, "start_sum", lambda cut, x, blocking=False: lambda: x),
-        "tp gather": (tensor.Cut, "gather", repeated),
+        "tp sum": (tensor.TensorSplit, "start_sum", lambda cut, x, blocking=False: lambda: x),
+        "tp gather": (tensor.TensorSplit, "gather", repeated),
         "sum over tokens": (model_parallel.ModelParallel, "sum_partial", nothing),
         "shared KV heads": (model_parallel.ModelParallel, "_copied", lambda *_: []),
         "ring step": (context, "view", lambda r, source, *rest: see(r, source, *rest) if r == source else None),

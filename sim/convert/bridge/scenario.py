@@ -33,7 +33,8 @@ from sim.convert.named_models import known_by_name
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
-from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS, RANK_CAPACITY, STASH
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
+from sim.inputs.rules.megatron_keys import RANK_CAPACITY, STASH
 from sim.variants.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).

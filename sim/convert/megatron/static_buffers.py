@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.convert.settings import Settings
-from sim.inputs.rules.layers_apart import RANK_CAPACITY, STASH
+from sim.inputs.rules.megatron_keys import RANK_CAPACITY, STASH
 
 PAGED, HOST_PAGES, PAGE = (f"moe-paged-stash{rest}" for rest in ("", "-buffer-size-factor-cpu", "-page-size"))
 

@@ -76,21 +76,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
     tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text)
-    read = tables.keys() - WITHOUT_EFFECT - {UNREAD}
-    values = {f"{table}.{key}": v for table, keys in tables.items() if table in read for key, v in keys.items()}
     of_classes = file.suffix == ".py" and not is_job(text)  # since release 0.3.0
-    if of_classes:
-        values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
-        if "float8" in values.get("model.converters", ()) and FORMER_CONVERTERS not in text:
-            values.setdefault(RECIPE, USUAL_RECIPE)
-    else:
-        values = as_of_2025(values)
-    s = Settings(file, in_sequences(file, values))
-    s.notes += [
-        f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
-        for key, value in tables.get(UNREAD, {}).items()
-    ]
-    s.notes += [REPLICA_GROUPS] if tables.get("fault_tolerance", {}).get("enable") is True else []
+    s = _settings(file, text, tables, of_classes)
     s.taken |= {"model.name", "model.flavor"}
     s.choice("model.attn_backend", {"sdpa": True}, "sdpa")  # kernels of others are named
     model = machine.model or _model(s)
@@ -104,19 +91,48 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         training |= {"cuda_graphs": "step", "zero_grad": "keep"}  # trainer.py of 0.3.0, train_step
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():
-        described = resolve_model(model, Source("model", {}), ())
-        apart = described.moe is not None and GROUPED not in str(s.values.get("model.converters"))
-        s.notes += [IN_16_BITS.format(training["precision"])] if apart else []
-        training |= filtered_layers(s, training["precision"], described.layers)
-    gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
-    tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
-    if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
+        training |= _low_precision(s, training["precision"], model)
+    if _gathers_16_bits(s, training) and layout["zero"] == 3:
         layout["param_gather_dtype"] = "bf16"
     s.choice("optimizer.name", dict.fromkeys(("Adam", "AdamW"), True), "Adam")
     if s.choice("optimizer.implementation", {"fused": "fused", "foreach": "foreach"}, "fused") == "foreach":
         training["adamw_kernels"] = "foreach"
     sections = {"model": model, "training": training, "parallelism": without_none(layout)}
     return s.converted("torchtitan", machine, sections, name=function or "")
+
+
+def _settings(file: Path, text: str, tables: dict[str, dict[str, Any]], of_classes: bool) -> Settings:
+    """The file's settings by table and key, named as release 0.3.0 or the TOML of 2025 names them."""
+    read = tables.keys() - WITHOUT_EFFECT - {UNREAD}
+    values = {f"{table}.{key}": v for table, keys in tables.items() if table in read for key, v in keys.items()}
+    if of_classes:
+        values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
+        if "float8" in values.get("model.converters", ()) and FORMER_CONVERTERS not in text:
+            values.setdefault(RECIPE, USUAL_RECIPE)
+    else:
+        values = as_of_2025(values)
+    s = Settings(file, in_sequences(file, values))
+    s.notes += [
+        f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
+        for key, value in tables.get(UNREAD, {}).items()
+    ]
+    s.notes += [REPLICA_GROUPS] if tables.get("fault_tolerance", {}).get("enable") is True else []
+    return s
+
+
+def _low_precision(s: Settings, precision: str, model: str | dict[str, Any]) -> dict[str, Any]:
+    """Keys of the layers that a converter leaves in 16 bits; notes experts that it leaves so, too."""
+    described = resolve_model(model, Source("model", {}), ())
+    if described.moe is not None and GROUPED not in str(s.values.get("model.converters")):
+        s.notes.append(IN_16_BITS.format(precision))
+    return filtered_layers(s, precision, described.layers)
+
+
+def _gathers_16_bits(s: Settings, training: dict[str, Any]) -> bool:
+    """Tell whether a step with one fp8 scale for a tensor gathers its parameters in 16 bits all the same."""
+    gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
+    tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
+    return tensorwise and not gathers_8_bits
 
 
 def _in_graph(s: Settings, layout: dict[str, Any]) -> bool:
@@ -265,9 +281,33 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
     parts = (s.listed("compile.components") or ["model", "loss"]) if compiles else []
+    dtype = str(s.take("training.dtype", "float32"))
+    precision, recipe = _precision(s, layout, dtype)
+    s.take("training.steps")
+    framework = "compiled" if "model" in parts else "eager"
+    low_parameters = dtype == "bfloat16"
+    reduced = {"bfloat16": "bf16", "float32": "fp32" if low_parameters else None}
+    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")  # FSDP's; a DDP has none
+    return {
+        "seq_len": s.integer("training.seq_len", 2048),
+        "micro_batch_size": split if layout["pp"] > 1 else local,
+        "global_batch_size": whole if whole > 0 else local * layout["dp"],
+        "precision": precision,
+        **({"fp8_recipe": recipe} if precision == "fp8" and recipe else {}),
+        **(ALL_IN_BF16 if low_parameters else {"param_dtype": "fp32"}),
+        **({"grad_reduce_dtype": reduces} if layout["zero"] == 3 and reduces else {}),
+        "framework": framework,
+        **_cross_entropy(s, "loss" in parts),
+        "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
+        "recompute": _recompute(s, framework),
+        **_offload(s, layout["zero"] == 3),
+    }
+
+
+def _precision(s: Settings, layout: dict[str, Any], dtype: str) -> tuple[str, str | None]:
+    """Number format of the matmuls, and the recipe of fp8 where the file names one; `dtype`: the parameters' own."""
     given = s.take("model.converters")
     converters = given if isinstance(given, str) else " ".join(s.listed("model.converters"))  # a text in older files
-    dtype = str(s.take("training.dtype", "float32"))
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
     if sixteen and layout["zero"] == 0 and layout["tp"] * layout["pp"] > 1:  # `maybe_enable_amp`, distributed/utils.py
         sixteen = dtype == "bfloat16"
@@ -283,25 +323,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         s.taken |= off
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
         s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
-    s.take("training.steps")
-    framework = "compiled" if "model" in parts else "eager"
-    low_parameters = dtype == "bfloat16"
-    reduced = {"bfloat16": "bf16", "float32": "fp32" if low_parameters else None}
-    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")  # FSDP's; a DDP has none
-    return {
-        "seq_len": s.integer("training.seq_len", 2048),
-        "micro_batch_size": split if layout["pp"] > 1 else local,
-        "global_batch_size": whole if whole > 0 else local * layout["dp"],
-        "precision": precision,
-        **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
-        **(ALL_IN_BF16 if low_parameters else {"param_dtype": "fp32"}),
-        **({"grad_reduce_dtype": reduces} if layout["zero"] == 3 and reduces else {}),
-        "framework": framework,
-        **_cross_entropy(s, "loss" in parts),
-        "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
-        "recompute": _recompute(s, framework),
-        **_offload(s, layout["zero"] == 3),
-    }
+    return precision, None if recipe is None else str(recipe)
 
 
 def _offload(s: Settings, sharded: bool) -> dict[str, Any]:

@@ -4,12 +4,14 @@ gradients of the output matrix that wait for the pipeline's flush."""
 from __future__ import annotations
 
 from sim.inputs.input_source import Problems
+from sim.inputs.rules.needs import accumulates, either, frameworks_with, needs_framework, unmet
 from sim.inputs.sections import Sections
+from sim.inputs.trainer_names import MEGATRON_SCHEDULES
 from sim.inputs.training_config import Training
-from sim.variants.frameworks.records import framework_of, zero_engine
+from sim.variants.frameworks.records import framework_of
 from sim.variants.optimizers import OPTIMIZERS
 
-MEGATRON = "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
+_BY_NUMBERS = [name for name, optimizer in OPTIMIZERS.items() if not optimizer.whole_matrices]
 
 
 def gathers_beside_optimizer(sections: Sections, t: Training) -> Problems:
@@ -18,17 +20,16 @@ def gathers_beside_optimizer(sections: Sections, t: Training) -> Problems:
     p = sections.parallelism
     if not p.overlap_param_gather_with_optimizer_step:
         return
-    for bad, what in (
-        (not zero_engine(t, p).first_stage_alone, MEGATRON),
-        (p.zero != 1, "zero 1"),
-        (not p.param_gather_overlap, "param_gather_overlap true"),
-        (p.pp == 1 or p.form.name != "interleaved_1f1b", "pp above 1 with schedule interleaved_1f1b"),
-        (OPTIMIZERS[t.optimizer].whole_matrices, "optimizer adamw or sgd"),
-        (bool(t.optimizer_offload), "training.optimizer_offload false"),
-        (sections.model.program is not None, "a described model, not a captured program"),
-    ):
-        if bad:
-            yield ("parallelism", "overlap_param_gather_with_optimizer_step"), f"found true; needs {what}"
+    needs = (
+        needs_framework(t, lambda framework: framework.zero.first_stage_alone),
+        (p.zero == 1, "zero 1"),
+        (p.param_gather_overlap, "param_gather_overlap true"),
+        (p.pp > 1 and p.form.name == "interleaved_1f1b", "pp above 1 with schedule interleaved_1f1b"),
+        (not OPTIMIZERS[t.optimizer].whole_matrices, f"optimizer {either(_BY_NUMBERS)}"),
+        (not t.optimizer_offload, "training.optimizer_offload false"),
+        (sections.model.program is None, "a described model, not a captured program"),
+    )
+    yield from unmet(("parallelism", "overlap_param_gather_with_optimizer_step"), True, needs)
 
 
 def deferred_gradients(sections: Sections, t: Training) -> Problems:
@@ -37,22 +38,19 @@ def deferred_gradients(sections: Sections, t: Training) -> Problems:
     p, model = sections.parallelism, sections.model
     if p.wgrad_deferral_limit is None:
         return
-    fused = framework_of(t).accumulates_in_matmul and t.gradient_accumulation_fusion is not False
-    for bad, what in (
-        (not fused, f"{MEGATRON}, and its gradient_accumulation_fusion"),
-        (
-            p.pp == 1 or p.form.name not in ("1f1b", "interleaved_1f1b"),
-            "pp above 1 with schedule 1f1b or interleaved_1f1b",
-        ),
-        (p.ep_overlap and p.ep > 1, "ep_overlap false"),
-        (p.zero > 1, "zero 0 or 1"),
-        (t.cross_entropy in ("chunked", "tiled"), "training.cross_entropy unfused, native or fused"),
-        (t.fp8_output_proj, "training.fp8_output_proj false"),
-        (t.lora is not None, "training without lora"),
-        (t.preference is not None, "training on next tokens"),
-        (t.cuda_graphs != "none", "training.cuda_graphs none"),
-        (model.mtp_layers > 0, "model.mtp_layers 0"),
-        (model.program is not None, "a described model, not a captured program"),
-    ):
-        if bad:
-            yield ("parallelism", "wgrad_deferral_limit"), f"found {p.wgrad_deferral_limit}; needs {what}"
+    fused = accumulates(framework_of(t)) and t.gradient_accumulation_fusion is not False
+    of_megatron = p.pp > 1 and p.form.name in MEGATRON_SCHEDULES
+    needs = (
+        (fused, f"{frameworks_with(t, accumulates)}, and its gradient_accumulation_fusion"),
+        (of_megatron, f"pp above 1 with schedule {' or '.join(MEGATRON_SCHEDULES)}"),
+        (not p.ep_overlap or p.ep == 1, "ep_overlap false"),
+        (p.zero <= 1, "zero 0 or 1"),
+        (t.cross_entropy not in ("chunked", "tiled"), "training.cross_entropy unfused, native or fused"),
+        (not t.fp8_output_proj, "training.fp8_output_proj false"),
+        (t.lora is None, "training without lora"),
+        (t.preference is None, "training on next tokens"),
+        (t.cuda_graphs == "none", "training.cuda_graphs none"),
+        (model.mtp_layers == 0, "model.mtp_layers 0"),
+        (model.program is None, "a described model, not a captured program"),
+    )
+    yield from unmet(("parallelism", "wgrad_deferral_limit"), p.wgrad_deferral_limit, needs)

@@ -45,6 +45,7 @@ def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
         _state_space,
         _mlp_pattern,
         _layers,
+        _norms_and_biases,
         _experts,
     ):
         raise_first(rule(model), source, path)
@@ -329,6 +330,10 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("mtp_layers",), f"found {m.mtp_layers}; {why}"
     if m.mtp_repeated and m.mtp_layers < 2:
         yield ("mtp_repeated",), f"found true; needs mtp_layers of 2 or more, found {m.mtp_layers}"
+
+
+def _norms_and_biases(m: ModelConfig) -> Problems:
+    """Return what is wrong with norms of queries and keys, and with biases and matrices beside others."""
     if m.head_bias and m.tied_embeddings:
         yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:

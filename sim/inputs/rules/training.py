@@ -7,17 +7,15 @@ from sim.core.errors import InputError
 from sim.inputs.autocast import adapter_casts, casts_on_use, not_under_autocast
 from sim.inputs.input_source import Problems, show
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.rules.cuda_graphs import captured_parts
 from sim.inputs.rules.fsdp import torch_fsdp
-from sim.inputs.rules.layers_apart import (
-    OF_EXPERTS,
-    OF_STATES,
-    layers_in_sixteen_bits,
-    offloaded_parts,
-    waiting_layers,
-)
+from sim.inputs.rules.layers_apart import layers_in_sixteen_bits, offloaded_parts, waiting_layers
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
+from sim.inputs.rules.megatron_keys import MEGATRON_KEYS
 from sim.inputs.rules.megatron_pipeline import deferred_gradients, gathers_beside_optimizer
+from sim.inputs.rules.needs import accumulates, needs_framework, quantizes_by_engine, unmet
 from sim.inputs.rules.packing import packing
+from sim.inputs.rules.stored_parameters import eight_bit_parameters, remainders
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.zero_keys import can_gather_integers
@@ -53,9 +51,11 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         layers_in_sixteen_bits,
         offloaded_parts,
         _output,
-        *OF_STATES,
+        eight_bit_parameters,
+        remainders,
         waiting_layers,
-        *OF_EXPERTS,
+        captured_parts,
+        *MEGATRON_KEYS,
         torch_fsdp,
         gathers_beside_optimizer,
         deferred_gradients,
@@ -196,17 +196,17 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
         return
     model = sections.model
     activation = ACTIVATIONS[(model.moe and model.moe.activation) or model.mlp]
-    for bad, what in (
-        (model.moe is None, "model.moe"),
-        (not (activation.gated or activation.in_experts), "experts with a gated activation or relu2"),
-        (not _in_fused_experts(t), "training.precision mxfp8, or nvfp4 of Transformer Engine since 2.17 (July 2026)"),
-        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
-        (not sections.cluster.gpu.chip.fuses_experts, f"GPUs of architecture {' or '.join(FUSES_EXPERTS)}"),
-        (t.recompute.mode == "selective" and "moe_act" in t.recompute.modules, "recompute without module moe_act"),
-        (t.lora is not None, "training without lora"),
-    ):
-        if bad:
-            yield ("training", "fused_experts"), f"found true; needs {what}"
+    again = t.recompute.modules if t.recompute.mode == "selective" else ()
+    needs = (
+        (model.moe is not None, "model.moe"),
+        (activation.gated or activation.in_experts, "experts with a gated activation or relu2"),
+        (_in_fused_experts(t), "training.precision mxfp8, or nvfp4 of Transformer Engine since 2.17 (July 2026)"),
+        needs_framework(t, quantizes_by_engine),
+        (sections.cluster.gpu.chip.fuses_experts, f"GPUs of architecture {' or '.join(FUSES_EXPERTS)}"),
+        ("moe_act" not in again, "recompute without module moe_act"),
+        (t.lora is None, "training without lora"),
+    )
+    yield from unmet(("training", "fused_experts"), True, needs)
 
 
 def _in_fused_experts(t: Training) -> bool:
@@ -218,20 +218,18 @@ def _experts_apart(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's experts without --moe-grouped-gemm."""
     if t.moe_grouped_gemm is None:
         return
-    for bad, what in (
-        (sections.model.moe is None, "model.moe"),
-        (not framework_of(t).runs_experts_apart, "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"),
-        (t.fused_experts, "training.fused_experts false"),
-    ):
-        if bad:
-            yield ("training", "moe_grouped_gemm"), f"found false; needs {what}"
+    needs = (
+        (sections.model.moe is not None, "model.moe"),
+        needs_framework(t, lambda framework: framework.runs_experts_apart),
+        (not t.fused_experts, "training.fused_experts false"),
+    )
+    yield from unmet(("training", "moe_grouped_gemm"), False, needs)
 
 
 def _accumulation_fusion(_: Sections, t: Training) -> Problems:
     """Only Megatron-Core's linear layers have this fusion (core/tensor_parallel/layers.py)."""
-    if t.gradient_accumulation_fusion is not None and not framework_of(t).accumulates_in_matmul:
-        needed = "found false; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
-        yield ("training", "gradient_accumulation_fusion"), needed
+    if t.gradient_accumulation_fusion is not None:
+        yield from unmet(("training", "gradient_accumulation_fusion"), False, (needs_framework(t, accumulates),))
 
 
 def _fp8_attention(sections: Sections, t: Training) -> Problems:
@@ -239,15 +237,15 @@ def _fp8_attention(sections: Sections, t: Training) -> Problems:
     parallelism (pytorch/attention/dot_product_attention/utils.py: get_attention_backend)."""
     if not t.fp8_dot_product_attention:
         return
-    for bad, what in (
-        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
-        (recipe_of(t) is None, "training.precision fp8, mxfp8 or nvfp4"),
-        (t.attention == "unfused", "training.attention fused"),
-        (t.packing is not None and sections.parallelism.cp > 1, "sequences of one document, or cp 1"),
-        (sections.model.program is not None, "a described model; a captured program has its own attention"),
-    ):
-        if bad:
-            yield ("training", "fp8_dot_product_attention"), f"found true; needs {what}"
+    documents = t.packing is not None and sections.parallelism.cp > 1
+    needs = (
+        needs_framework(t, quantizes_by_engine),
+        (recipe_of(t) is not None, "training.precision fp8, mxfp8 or nvfp4"),
+        (t.attention != "unfused", "training.attention fused"),
+        (not documents, "sequences of one document, or cp 1"),
+        (sections.model.program is None, "a described model; a captured program has its own attention"),
+    )
+    yield from unmet(("training", "fp8_dot_product_attention"), True, needs)
 
 
 def _adamw_kernels(_: Sections, t: Training) -> Problems:
@@ -265,30 +263,28 @@ def _fp8_activation_input(sections: Sections, t: Training) -> Problems:
         return
     model = sections.model
     used = {model.mlp, (model.moe and model.moe.activation) or model.mlp}
-    for bad, what in (
-        (used != {"swiglu"}, "model.mlp swiglu"),
-        (not framework_of(t).fuses_activation, "a framework with a fused activation"),
-        (t.bias_activation_fusion is False, "training.bias_activation_fusion null"),
-        (t.fused_experts, "training.fused_experts false"),
-        (model.program is not None, "a described model; a captured program keeps what it keeps"),
-    ):
-        if bad:
-            yield ("training", "activation_func_fp8_input_store"), f"found true; needs {what}"
+    needs = (
+        (used == {"swiglu"}, "model.mlp swiglu"),
+        needs_framework(t, lambda framework: framework.fuses_activation),
+        (t.bias_activation_fusion is not False, "training.bias_activation_fusion null"),
+        (not t.fused_experts, "training.fused_experts false"),
+        (model.program is None, "a described model; a captured program keeps what it keeps"),
+    )
+    yield from unmet(("training", "activation_func_fp8_input_store"), True, needs)
 
 
 def _output(sections: Sections, t: Training) -> Problems:
     """Transformer Engine's linear layer in the place of the output projection, for MXFP8 alone."""
     if not t.fp8_output_proj:
         return
-    for bad, what in (
-        (t.precision != "mxfp8", "training.precision mxfp8"),
-        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
-        (t.cross_entropy == "chunked", "a training.cross_entropy other than chunked"),
-        (t.lora is not None, "training without lora"),
-        (sections.model.tied_embeddings, "a model whose output projection is not its embedding"),
-    ):
-        if bad:
-            yield ("training", "fp8_output_proj"), f"found true; needs {what}"
+    needs = (
+        (t.precision == "mxfp8", "training.precision mxfp8"),
+        needs_framework(t, quantizes_by_engine),
+        (t.cross_entropy != "chunked", "a training.cross_entropy other than chunked"),
+        (t.lora is None, "training without lora"),
+        (not sections.model.tied_embeddings, "a model whose output projection is not its embedding"),
+    )
+    yield from unmet(("training", "fp8_output_proj"), True, needs)
 
 
 def _recompute(sections: Sections, t: Training) -> Problems:
@@ -326,14 +322,15 @@ def _modules(recompute: Recompute, model: ModelConfig) -> Problems:
         ("mla_up_proj", model.mla is not None, "model.mla"),
         ("mlp", model.has_dense_layers, "layers with a dense MLP"),
     ):
-        if name in modules and not there:
-            yield path, f"found '{name}'; needs {needed}"
+        if name in modules:
+            yield from unmet(path, name, ((there, needed),))
 
 
 def _loss(sections: Sections, t: Training) -> Problems:
     path, d = ("training", "cross_entropy"), sections.distillation
-    if t.cross_entropy == "native" and framework_of(t).native_loss is None:
-        yield path, "found 'native'; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
+    if t.cross_entropy == "native":
+        own = needs_framework(t, lambda framework: framework.native_loss is not None)
+        yield from unmet(path, "native", (own,))
     if t.cross_entropy in ("chunked", "tiled") and d is not None and d.mode == "logits":
         yield path, f"found '{t.cross_entropy}'; distillation.mode logits needs all logits (unfused or fused)"
     if t.loss_chunks is not None and t.cross_entropy != "chunked":

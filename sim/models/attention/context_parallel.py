@@ -99,7 +99,8 @@ class _Pieces(NamedTuple):
         return ring(d, own, tuple(blocks), self.gathers, group, exchanged)
 
     def _part(self, block: Core, n: int, rank: int, sources: range) -> Core | None:
-        """Of a pair of pieces of `n` tokens the scores that documents have in both, in the mean over sequences."""
+        """The block with documents' scores alone, in the mean over sequences: of queries in piece `rank` and keys in
+        the pieces `sources`, each of `n` tokens. None: no document lies in both."""
         sequences = self.batch.sequences
         queries, each = (rank * n, (rank + 1) * n), 1.0 / len(sequences)
         keys = [(source * n, (source + 1) * n) for source in sources]

@@ -30,7 +30,7 @@ def repeated(d: Dims, own: Core) -> Core:
 def _not_grouped(d: Dims, own: Core) -> bool:
     """Tell whether Transformers copies keys for torch's own function, which would compute wide heads, or values of
     another width, in separate operators (transformers/integrations/sdpa_attention.py, 5.24: `use_gqa_in_sdpa`)."""
-    torch_s = d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp)
+    torch_s = d.sees_masks
     return torch_s and not own.head_dim == own.v_head_dim <= WIDEST_GROUPED
 
 

@@ -28,7 +28,7 @@ def masked_window(d: Dims, own: Core, batch: PackedBatch | None = None) -> Core:
     filled = own.window is not None and own.window.tokens <= own.kv_len
     several = batch is not None and sum(number for _, number in batch.documents) > 1
     made = filled or several or (own.causal and (d.framework.masks_causal or bool(d.code.masks_causal)))
-    if not made or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
+    if not made or not d.sees_masks:
         return own
     return replace(own, window=None, causal=False, masked=True)
 

@@ -38,8 +38,8 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
 
 
 def clamped(d: Dims, elements: int, tensors: int = 1) -> Operator:
-    """The clamp of matmuls' results of `elements` in all, in so many `tensors`, from both sides, which keeps what it
-    reads.
+    """The clamp, from both sides, of matmuls' results: `tensors` tensors with `elements` numbers in all. It keeps what
+    it reads.
 
     Backward, as torch dispatches `clamp_backward` (tools/autograd/derivatives.yaml): is the input at least and at most
     its limit (a byte of truth each), are both true (in place, three bytes), the gradient where they are, a number.

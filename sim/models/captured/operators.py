@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.operator_kinds import ATTENTION_LAUNCHES, shape_flops
 from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role, SumShape
+from sim.core.timeline import HOST
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured.bytes import FOREACH, written_bytes
 from sim.models.captured.convolutions import convolution, convolution_computes, copy_before
@@ -162,7 +163,7 @@ def items_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute | Comm,
         return computes_of(op, on_gpu)
     if op.host_copy is None:
         return (*(() if op.name == READ else computes_of(op)), *waits_of(op, _phase(op)))
-    return (Comm(op.name, copy_kind(op.host_copy), "host", written_bytes(op), _phase(op)),)
+    return (Comm(op.name, copy_kind(op.host_copy), HOST, written_bytes(op), _phase(op)),)
 
 
 def compute_of(op: CapturedOperator) -> Compute:

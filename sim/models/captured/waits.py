@@ -9,6 +9,7 @@ BatchLinearAlgebra.cpp, `_linalg_check_errors`, which eigenvalues and singular v
 from __future__ import annotations
 
 from sim.core.program import Comm, Phase
+from sim.core.timeline import HOST
 from sim.inputs.program_file import CapturedOperator
 
 READ = "aten._local_scalar_dense"  # nothing but such a copy
@@ -45,4 +46,4 @@ def masks_of(op: CapturedOperator) -> int:
 def waits_of(op: CapturedOperator, phase: Phase) -> tuple[Comm, ...]:
     """Return the copies of numbers for which the host waits, in the order of their stream."""
     size = sum(x.bytes for x in op.inputs) if op.name == READ else NUMBER_BYTES
-    return (Comm(op.name, "offload", "host", float(size), phase),) * (WAITS.get(op.name, 0) + masks_of(op))
+    return (Comm(op.name, "offload", HOST, float(size), phase),) * (WAITS.get(op.name, 0) + masks_of(op))

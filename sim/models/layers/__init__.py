@@ -120,7 +120,7 @@ class LayerSpec(Struct, frozen=True):
 
     @property
     def branches(self) -> int:
-        """Attention and MLP, as far as they are there."""
+        """How many of attention and MLP the layer has."""
         return (self.attention is not None) + (self.mlp is not None)
 
     @property

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.dtypes import FP32_BYTES
 from sim.core.operator_kinds import ATTENTION_DECODE, shape_flops
-from sim.core.program import Compute, Item, ModelPart, Phase, Program
+from sim.core.program import Compute, Item, ModelPart, Program
 from sim.inputs.windows import Window
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import Core, attention_flops
@@ -22,7 +21,7 @@ from sim.models.attention.split_gradients import clamped, clamped_apart, joined_
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.elementwise import bias_apart, copied
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
-from sim.models.layers.head_norms import head_layer_norm, norms_by_head
+from sim.models.layers.head_norms import SUMS_BYTES, head_layer_norm, norms_by_head, sums_over_heads
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.norm import norm
@@ -41,8 +40,6 @@ from sim.models.serving.operators import (
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
-
-SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over its keys
 
 MEASURED_GROUP = 32  # query heads of a KV head that the measured kernels read once
 
@@ -190,9 +187,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self._joins(d):
             yield rope_join(d, self._rope_elements(d), self.rope_share or 1.0)
         yield from query_factor(d, d.tokens * out.inputs)
-        if f.attention_copies and (f.copies_one_sequence or d.batch > 1):
-            elements = f.attention_copies * d.tokens * out.inputs
-            yield copied("attention_copies", d, elements, f.attention_copy_kernels)
+        copies = f.attention_copies
+        if copies.tensors and (copies.of_one_sequence or d.batch > 1):
+            yield copied("attention_copies", d, copies.tensors * d.tokens * out.inputs, copies.kernels)
 
     def _core(self, scenario: Scenario, d: Dims, shard: Shard, merged: bool) -> Operator:
         """The attention itself, with what it keeps and copies; `merged`: one matmul makes queries, keys and values."""
@@ -300,30 +297,14 @@ class GroupedQueryAttention(Struct, frozen=True):
         names, vectors = (("query_norm", heads), ("key_norm", kv_heads)), int(self.weighs_norms)
         if self.qk_norm_over == "all_heads":
             norms = [norm(d, name, "rmsnorm", d.tokens, n * self.head_dim, vectors) for name, n in names]
-            return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
+            sums = (sums_over_heads(d, (heads + kv_heads) * self.head_dim),) if d.tp > 1 else ()
+            return (*sums, *norms, *values)
         if self.qk_norm == "layernorm":
             return (*(head_layer_norm(d, name, d.tokens * n, self.head_dim) for name, n in names), *values)
         if self.qk_norm == "by_head":
             return (*(norms_by_head(d, name, d.tokens, n, self.head_dim) for name, n in names), *values)
         each = [norm(d, name, "rmsnorm", d.tokens * n, self.head_dim, vectors) for name, n in names]
         return (*each, *values)
-
-    def _sums_over_heads(self, d: Dims) -> Operator:
-        """Return the all-reduces over tp of norms over all heads: forward for each token the sum of squares of its
-        queries and that of its keys, backward the two sums of input times gradient; fp32 [tokens, 2], one each way.
-
-        As vLLM runs MiniMax-M2 (`MiniMaxText01RMSNormTP.forward_qk`). A norm that is one kernel can then no longer sum
-        by itself: a kernel before it reads queries and keys, or these and their gradients. Left out: implementations
-        that gather whole queries and keys (vLLM's OLMo 2, Transformers' `colwise_gather_output`).
-        """
-        elements = d.tokens * sum(self.heads_of(d.tp)) * self.head_dim
-
-        def summed(name: str, phase: Phase, reads: int) -> Program:
-            apart = memory_op(name, phase, "norm", elements, reads * elements * d.act_bytes, d.act)
-            total = collective(f"{name}_total", "all_reduce", SUMS_BYTES * d.tokens, phase)
-            return (apart, total) if d.framework.fuses_rmsnorm else (total,)
-
-        return Operator("head_sums", summed("head_sums", F, 1), summed("head_sums_backward", I, 2))
 
     def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""

@@ -1,16 +1,18 @@
-"""Layer norms of each head's queries and keys: Persimmon, Phi; with weights of its own for each head Command R+,
-StableLM 2."""
+"""Norms of queries and keys: layer norms of each head (Persimmon, Phi; with weights of its own for each head: Command
+R+, StableLM 2), and sums over ranks for norms over all heads (OLMo 2, MiniMax-M2)."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Program, Saved
+from sim.core.program import Compute, Phase, Program, Saved
 from sim.models.dims import Dims
 from sim.models.norm import norm
-from sim.models.operators import F, I, Operator, memory_op
+from sim.models.operators import F, I, Operator, collective, memory_op
 from sim.models.torch_kernels.layer_norm_clocks import layer_norm_clocks
+
+SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over its keys
 
 
 def head_layer_norm(d: Dims, name: str, rows: int, width: int, vectors: int = 2) -> Operator:
@@ -55,8 +57,27 @@ def norms_by_head(d: Dims, name: str, tokens: int, heads: int, width: int) -> Op
     return replace(made, forward=(*ahead, join), backward=(*back, join_back))
 
 
+def sums_over_heads(d: Dims, width: int) -> Operator:
+    """Return the all-reduces over tp of norms over all heads: forward for each token the sum of squares of its queries
+    and that of its keys, backward the two sums of input times gradient; fp32 [tokens, 2], one each way. `width`:
+    numbers of a token's queries and keys on this rank.
+
+    As vLLM runs MiniMax-M2 (`MiniMaxText01RMSNormTP.forward_qk`). A norm that is one kernel can then no longer sum by
+    itself: a kernel before it reads queries and keys, or these and their gradients. Left out: implementations that
+    gather whole queries and keys (vLLM's OLMo 2, Transformers' `colwise_gather_output`).
+    """
+    elements = d.tokens * width
+
+    def summed(name: str, phase: Phase, reads: int) -> Program:
+        apart = memory_op(name, phase, "norm", elements, reads * elements * d.act_bytes, d.act)
+        total = collective(f"{name}_total", "all_reduce", SUMS_BYTES * d.tokens, phase)
+        return (apart, total) if d.framework.fuses_rmsnorm else (total,)
+
+    return Operator("head_sums", summed("head_sums", F, 1), summed("head_sums_backward", I, 2))
+
+
 def _in_turn(program: Program, heads: int) -> Program:
-    """The same kernels, each `heads` times over one head."""
+    """The program of norms of all heads as `heads` times as many kernels, each over one head."""
     return tuple(replace(i, kernels=i.kernels * heads) if isinstance(i, Compute) else i for i in program)
 
 

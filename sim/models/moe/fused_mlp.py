@@ -56,7 +56,7 @@ def _quantizing(d: Dims, rows: float, inner: int, ffn: int) -> tuple[Fused, Fuse
 
 
 def _writing_16_bits(d: Dims, rows: float, inner: int, ffn: int) -> tuple[Fused, Fused]:
-    """The same where they write 16 bits."""
+    """What both projections' kernels move besides, where they write what they make in 16 bits."""
     sixteen, orders = d.act_bytes, d.quantized_copies
     step = None if d.recipe is None else d.recipe.after_activation
     first = Fused(forward_bytes=rows * ffn * sixteen, kept_orders=orders)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, NeededBy, Phase, Program, Saved, TensorRole
+from sim.core.timeline import HOST
 from sim.models.dims import Dims
 from sim.models.operators import ROLES, F, I, Operator, W, accumulation, weight_gradient_bytes
 from sim.models.precision.quantizing import (
@@ -164,7 +165,7 @@ class _Grouped(NamedTuple):
         d, shapes, kernels = self.d, (self.groups, *shape), self.launches.kernels
         flops = 2.0 * self.rows * self.k * self.n
         found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
-        ends = Comm("group_ends", "offload", "host", END_BYTES * self.groups, phase)
+        ends = Comm("group_ends", "offload", HOST, END_BYTES * self.groups, phase)
         return (*((ends,) if self.launches.waits_for_ends else ()), replace(found, looped=self.launches.looped))
 
 

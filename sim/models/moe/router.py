@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
+from sim.core.timeline import HOST
 from sim.models.dims import Dims
 from sim.models.moe.routing import Routing
 from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
@@ -205,7 +206,7 @@ def filled_map(d: Dims, entries: float) -> Program:
 
 def _copies_in_all() -> Program:
     """The host reads how many copies there are before it issues their kernel (`num_out_tokens`)."""
-    return (collective("copies_in_all", "offload", COUNT_BYTES, F, group="host"),)
+    return (collective("copies_in_all", "offload", COUNT_BYTES, F, group=HOST),)
 
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:

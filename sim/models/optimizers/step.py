@@ -15,7 +15,7 @@ from sim.models.optimizers.muon import Dealt, muon_items
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.variants.frameworks.parts import TensorLoop
 from sim.variants.frameworks.records import framework_of
-from sim.variants.optimizers import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
+from sim.variants.optimizers import OPTIMIZERS, REMAINDERS, Optimizer, UpdateOperators
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -28,11 +28,6 @@ FOREACH_KERNELS = 8
 # First moment scaled (2 accesses) and joined by the gradient (3), second likewise (2 and 3), its root (2) divided (2)
 # and shifted (2), the parameter moved (4). Without decay, for which a kernel runs only where it is not zero.
 ADAMW_OPERATOR_ACCESSES = 20
-# transformers/optimization.py (`Adafactor.step`), of a matrix without a first moment and decay, in fp32. Parameter: its
-# norm, `add_` (2); gradient: squared, multiplied; update: squared (1), eps added (2), means of rows and columns (2),
-# made (1), multiplied by the gradient (2), its norm (1), divided (2), multiplied by the rate (2), negated (2),
-# subtracted (1).
-ADAFACTOR_OPERATORS = (3, 2, 0, 16, 12)
 NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
@@ -73,25 +68,25 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT, lo
 def _one_pass(
     optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float, tensors: int = 1
 ) -> Program:
-    """Return the update of `n_params` parameters, of which each has so many bytes `held`, `updated` and `written`.
+    """Return the update of `n_params` parameters; `held`, `updated` and `written` are bytes of each.
 
     It is one kernel, or a loop over `tensors` for an optimizer that is made of operators.
     """
     if n_params <= 0:
         return ()
-    if optimizer is ADAMW and adamw_kernels(t) == "foreach":
+    if optimizer.is_adam and adamw_kernels(t) == "foreach":
         return _foreach(n_params, t, updated, written)
     loop = framework_of(t).adamw_loop
-    if optimizer is ADAMW and loop.kernels:
+    if optimizer.is_adam and loop.kernels:
         return _adamw_loop(n_params, n_params * (ADAMW_OPERATOR_ACCESSES * updated + written), loop, tensors)
-    by_operators = {ADAFACTOR.name: ADAFACTOR_OPERATORS, LION.name: framework_of(t).lion_operators}
-    if operators := by_operators.get(optimizer.name):
+    operators = framework_of(t).lion_operators if optimizer.is_lion else optimizer.operators
+    if operators is not None:
         return _by_operators(optimizer, n_params, t, updated, written, operators, tensors)
     state = 2.0 * (updated + held.moments)
     moved = n_params * (main_gradient_bytes(t) + state + written)
     step = memory_op(optimizer.name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=optimizer.name)
     # Instructions bound torch's fused AdamW where all is in 16 bits.
-    of_torch = optimizer is ADAMW and framework_of(t).plain_host
+    of_torch = optimizer.is_adam and framework_of(t).plain_host
     return (replace(step, single_elements=float(n_params)) if of_torch else step,)
 
 
@@ -121,21 +116,23 @@ def _by_operators(
     t: Training,
     updated: float,
     written: float,
-    operators: tuple[int, ...],
+    operators: UpdateOperators,
     tensors: int,
 ) -> Program:
-    """An update of torch's operators, in a loop over `tensors`. `operators`: accesses of the parameter, the gradient, a
-    moment and a temporary update, and kernels. Adafactor casts what has 16 bits to fp32 first, and the parameter back.
-    """
-    of_parameter, of_gradient, of_moment, of_update, kernels = operators
+    """An update of torch's operators, in a loop over `tensors`."""
     gradient, moment = main_gradient_bytes(t), moment_bytes(t)
     casts, update = 0.0, updated
-    if optimizer is ADAFACTOR:
+    if optimizer.in_fp32:
         casts = sum(count * (n + FP32_BYTES) for count, n in ((2, updated), (1, gradient)) if n < FP32_BYTES)
         updated = gradient = update = FP32_BYTES
-    each = of_parameter * updated + of_gradient * gradient + of_moment * moment + of_update * update
+    each = (
+        operators.parameter * updated
+        + operators.gradient * gradient
+        + operators.moment * moment
+        + operators.update * update
+    )
     moved = n_params * (each + casts + written)
-    return (_looped(optimizer.name, n_params, moved, kernels * tensors),)
+    return (_looped(optimizer.name, n_params, moved, operators.kernels * tensors),)
 
 
 def adamw_kernels(t: Training) -> str:
@@ -158,7 +155,7 @@ def _foreach(n_params: int, t: Training, updated: float, written: float) -> Prog
 def update_temporary_bytes(t: Training) -> float:
     """Bytes of a parameter that an update on the GPU holds for itself: AdamW over lists of tensors takes the roots of
     all second moments at once (torch/optim/adam.py: `_multi_tensor_adam`); one fused kernel needs none."""
-    by_lists = OPTIMIZERS[t.optimizer] is ADAMW and adamw_kernels(t) == "foreach" and t.optimizer_offload != "cpu"
+    by_lists = OPTIMIZERS[t.optimizer].is_adam and adamw_kernels(t) == "foreach" and t.optimizer_offload != "cpu"
     return moment_bytes(t) if by_lists else 0.0
 
 

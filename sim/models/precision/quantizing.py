@@ -52,7 +52,7 @@ def input_casts(
 
 
 def _agreed_bytes(recipe: Recipe, rows: int) -> float:
-    """Bytes on which ranks agree that each have a part of so many rows of a tensor, along which a matmul reads it."""
+    """Bytes of the largest values that ranks agree on when each has a part of `rows` rows that a matmul reads along."""
     return float(rows * recipe.agreed_row_bytes or (recipe.agreed_bytes if rows and recipe.agrees_everywhere else 0))
 
 
@@ -60,7 +60,7 @@ def _agreeing(
     d: Dims, name: str, phase: Phase, elements: float, step: Pass, agreed_bytes: float, tensors: int = 1
 ) -> Program:
     """The kernels of a cast. `agreed_bytes`: between the pass that finds the largest value, unless a norm has found it,
-    and the cast the ranks of tp agree on that value, or those of rows, of each of so many `tensors`. A kernel that
+    and the cast the ranks of tp agree on that value, or on those of rows, once for each of `tensors`. A kernel that
     finds the values of rows and casts these at once becomes two."""
     if d.recipe is None or d.tp == 1 or not agreed_bytes:
         return _kernels(d, f"{name}_cast", phase, elements, step)

@@ -27,7 +27,7 @@ class SideBySide(GroupedQueryAttention, frozen=True):
     """Attention whose query, key and value read two vectors of the hidden size."""
 
     def qkv_and_out(self, tp: int) -> tuple[Matrix, Matrix]:
-        """As of attention over one vector, with twice the inputs."""
+        """The matrices of attention over one vector, with twice the inputs of query, key and value."""
         qkv, out = GroupedQueryAttention.qkv_and_out(self, tp)
         return replace(qkv, inputs=2 * self.hidden), out
 

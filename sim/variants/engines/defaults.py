@@ -50,14 +50,14 @@ class Server(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Of all stages."""
+        """Ranks of one replica: tensor-parallel ranks of all pipeline stages."""
         return self.tp * self.pp
 
 
 class Case(NamedTuple):
-    """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
-    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens, models with
-    this code (None: any)."""
+    """Other defaults (`changes`), where all of this holds: GPUs have at least `memory_bytes` and no architecture in
+    `but`, there are at least `tp` tensor-parallel ranks, requests may have at least `positions`, tokens are drafted if
+    `drafting`, and the model has this `code` (None: any)."""
 
     changes: Mapping[str, Any]
     memory_bytes: float = 0.0

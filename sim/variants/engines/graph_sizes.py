@@ -16,7 +16,7 @@ SMALL = (1, 2, 4)
 
 
 def of_sequences(sizes: Callable[[int, int], tuple[int, ...]]) -> Callable[[int, int, int], tuple[int, ...]]:
-    """Return the rule for tokens of an engine that captures so many sequences, each with all of its tokens.
+    """Return the rule for tokens of graphs from a rule for sequences, each of which has all of its tokens in a graph.
 
     >>> of_sequences(vllm_08_sizes)(8, 12, 3)
     (3, 6, 12, 24)
@@ -29,7 +29,8 @@ def _of_sequences(sizes: Callable[[int, int], tuple[int, ...]], to: int, running
 
 
 def vllm_05_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Return multiples of 8 up to `running` rounded up (vLLM 0.5, worker/model_runner.py, _get_graph_batch_size).
+    """Return 1, 2, 4 and multiples of 8, up to the first that holds `running` (vLLM 0.5, worker/model_runner.py,
+    _get_graph_batch_size).
 
     >>> vllm_05_sizes(256, 12), vllm_05_sizes(8, 12)
     ((1, 2, 4, 8, 16), (1, 2, 4, 8))
@@ -39,7 +40,7 @@ def vllm_05_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def vllm_08_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Return multiples of 8 up to `to`, whatever `running` is (vLLM 0.8, config.py, _set_cudagraph_sizes).
+    """Return 1, 2, 4 and multiples of 8 up to `to`, whatever `running` is (vLLM 0.8, config.py, _set_cudagraph_sizes).
 
     >>> vllm_08_sizes(24, 12)
     (1, 2, 4, 8, 16, 24)

@@ -41,7 +41,7 @@ class HostTimes(NamedTuple):
     uncertainty: float = 0.0
 
     def before_s(self, prompt_tokens: Tokens) -> Tokens:
-        """Return the seconds before a request of so many tokens reaches the engine."""
+        """Return the seconds before a request of `prompt_tokens` reaches the engine."""
         return self.request_s + self.prompt_token_s * prompt_tokens
 
     def slower(self, times: float) -> HostTimes:

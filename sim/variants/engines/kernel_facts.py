@@ -24,7 +24,8 @@ def is_blackwell_ultra(architecture: str, memory_bytes: float) -> bool:
 
 
 class TwoBatches(NamedTuple):
-    """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
+    """Two-batch overlap, and the fewest tokens of an iteration that has it: of single tokens (`decode_tokens`), and
+    with prompts among them (`prompt_tokens`).
     `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.prices.two_batches`)."""
 
     decode_tokens: int = 2

@@ -40,7 +40,7 @@ class OutsideMemory(NamedTuple):
     graphs: float = 0.0
 
     def bytes(self, ranks: int, pcie: bool) -> float:
-        """Bytes on each GPU of a server of so many, over `pcie` or NVLink."""
+        """Bytes on each GPU of a server of `ranks`, which are connected by `pcie` or NVLink."""
         return self._communicators(ranks, pcie) + (CONTEXT_BYTES if self.linked_bytes else 0.0)
 
     def counted_bytes(self, ranks: int, pcie: bool) -> float:

@@ -12,8 +12,8 @@ from sim.variants.frameworks.parts import (
     Former,
     SequenceMessages,
     UnfusedLoss,
-    ZeroEngine,
 )
+from sim.variants.frameworks.zero import ZeroEngine
 
 # torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
 # `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.

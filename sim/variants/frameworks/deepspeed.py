@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim.variants.frameworks.parts import Former, ZeroEngine
+from sim.variants.frameworks.parts import Former
+from sim.variants.frameworks.zero import ZeroEngine
 
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:

@@ -7,15 +7,17 @@ from msgspec import Struct
 from sim.variants.frameworks.parts import (
     PLAIN_ROUTER,
     TORCH_LOSS,
+    AttentionCopies,
     ContextKernels,
     Former,
     RouterKernels,
     SequenceMessages,
     TensorLoop,
     UnfusedLoss,
-    ZeroEngine,
 )
 from sim.variants.frameworks.userbuffers import UserBuffers
+from sim.variants.frameworks.zero import ZeroEngine
+from sim.variants.optimizers import UpdateOperators
 from topology.nccl import NcclFrom
 
 
@@ -162,13 +164,8 @@ class Framework(Struct, frozen=True):
     """the gradients of queries, keys and values that a model cut out of one matmul's result are joined by a kernel of
     its own; with rope its own copies bring them there [transformers/models/gpt2/modeling_gpt2.py: GPT2Attention; torch:
     split_with_sizes_backward]"""
-    attention_copies: int = 0
-    """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
-    copies_one_sequence: bool = True
-    """these copies are made of one sequence, too, of which a transpose of sequences and tokens would copy nothing
-    [each trainer's own]"""
-    attention_copy_kernels: tuple[int, int] = (1, 1)
-    """kernels of these copies, forward (with those that compute sequence lengths) and backward [each trainer's own]"""
+    attention_copies: AttentionCopies = AttentionCopies()
+    """copies that reorder or pack tokens around the fused kernel, see `AttentionCopies` [each trainer's own]"""
     context: ContextKernels = ContextKernels()
     """what context parallelism does around its kernels and messages, see `ContextKernels`
     [TE attention/dot_product_attention/context_parallel.py; torch/distributed/tensor/experimental/_attention.py]"""
@@ -311,8 +308,8 @@ class Framework(Struct, frozen=True):
     """AdamW's kernels for each tensor, see `TensorLoop` [composer/optim/decoupled_weight_decay.py: adamw]"""
     ropes_in_projection: bool = False
     """one kernel takes a projection's result apart and rotates it [core: apply_fused_qkv_rotary_pos_emb]"""
-    lion_operators: tuple[int, ...] = ()
-    """Lion's accesses of parameter, gradient, moment, update, and its kernels; empty: one [optim/lion.py: lionw]"""
+    lion_operators: UpdateOperators | None = None
+    """Lion's accesses of parameter, gradient, moment, update, its kernels; None: one kernel [optim/lion.py: lionw]"""
     adds_gradients_late: bool = False
     """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
     by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""
@@ -359,9 +356,8 @@ class Framework(Struct, frozen=True):
     """gradients of 16 bits are copied to fp32 before the optimizer, unless it keeps its moments in 16 bits
     [core/optimizer: _copy_model_grads_to_main_grads, `use_precision_aware_optimizer`]"""
     keeps_copies: bool = True
-    """16-bit parameters can have copies in fp32; torch's optimizers have none: they update what FSDP or autocast casts
-    on use [torch/distributed/fsdp/_fully_shard/_fsdp_api.py: MixedPrecisionPolicy; torch/optim/adam.py], and
-    `training.master_weights` left out is then worth a warning"""
+    """16-bit parameters can have copies in fp32; if not, a scenario that leaves out `training.master_weights` gets a
+    warning [torch's update what FSDP or autocast casts: torch/optim/adam.py; _fsdp_api.py: MixedPrecisionPolicy]"""
     copies_updated: bool = False
     """updated fp32 copies are read once more to write the 16-bit parameters, which the update's own kernel does not
     write [core/optimizer: _copy_main_params_to_model_params]"""
@@ -400,6 +396,5 @@ class Framework(Struct, frozen=True):
     former: tuple[Former, ...] = ()  # newest first
 
     def sees_masks(self, fused_attention: bool, kernel: str | None, cp: int) -> bool:
-        """Tell whether attention gets windows as masks (`masks_windows`): if it is torch's own function, on whole
-        sequences. A `kernel` named by `training.attention_kernel` has windows itself."""
+        """Tell whether torch's own attention gets windows of whole sequences as masks; a named `kernel` has windows."""
         return self.masks_windows and fused_attention and not kernel and cp == 1

@@ -12,13 +12,15 @@ from sim.variants.frameworks.parts import (
     GROUP_BYTES,
     GROUP_KERNELS,
     TRANSFORMER_ENGINE,
+    AttentionCopies,
     ContextKernels,
     Former,
     RouterKernels,
     UnfusedLoss,
-    ZeroEngine,
 )
 from sim.variants.frameworks.userbuffers import RECIPES, UserBuffers
+from sim.variants.frameworks.zero import ZeroEngine
+from sim.variants.optimizers import UpdateOperators
 
 EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
@@ -207,7 +209,7 @@ MEGATRON = Framework(
     keeps_gradients_at=EVERY_STAGE,
     widens_gradients=True,
     copies_updated=True,
-    lion_operators=(4, 1, 2, 2, 3),  # core/optimizer: Lion of emerging_optimizers 0.3
+    lion_operators=UpdateOperators(4, 1, 2, 2, kernels=3),  # core/optimizer: Lion of emerging_optimizers 0.3
     adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
     plain_host=False,
     captures_layers=True,
@@ -292,15 +294,13 @@ NEMO = replace(
             "2024-09",
             {
                 "attention_kernel": "flash2",
-                "attention_copies": 4,
-                "copies_one_sequence": False,
-                "attention_copy_kernels": (2, 2),
+                "attention_copies": AttentionCopies(4, (2, 2), of_one_sequence=False),
             },
             "launcher_scripts/conf/config.yaml: NVTE_FUSED_ATTN 0, until pull request 422 of the launcher",
         ),
         Former(
             "2024-01",
-            {"attention_kernel": "megatron", "attention_copies": 0},
+            {"attention_kernel": "megatron", "attention_copies": AttentionCopies()},
             "launcher_scripts/conf/config.yaml of 23.11, without NVTE_FUSED_ATTN",
         ),
         _JOINED_CONTEXT,

@@ -28,13 +28,9 @@ from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO, REDUCED_TO_OWNERS
 from sim.variants.frameworks.facts import Framework
 from sim.variants.frameworks.keys import Named, Sharded, Trained, Updated
 from sim.variants.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
-from sim.variants.frameworks.parts import (
-    TRANSFORMERS_ROUTER,
-    Former,
-    TensorLoop,
-    ZeroEngine,
-)
-from sim.variants.optimizers import OPTIMIZERS
+from sim.variants.frameworks.parts import TRANSFORMERS_ROUTER, AttentionCopies, Former, TensorLoop
+from sim.variants.frameworks.zero import ZeroEngine
+from sim.variants.optimizers import OPTIMIZERS, UpdateOperators
 
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
@@ -165,19 +161,18 @@ _RECORDS = (
         # (flash_attn/bert_padding.py) sums the mask, lists what is not zero (3), takes the largest, sums up, pads (2)
         # and gathers; before them a mask of ones, after them zeros that the output is written to (2). Backward: zeros
         # and a scatter each; a gather.
-        attention_copies=4,
-        attention_copy_kernels=(30, 7),
+        attention_copies=AttentionCopies(4, (30, 7)),
         adamw_kernels=(),
         adamw_loop=TensorLoop(8, reads_steps=True),  # a ninth decays; MPT's YAML files: `weight_decay: 0.0`
         # Parameter: decay, add_ (2 each); moment: lerp, lerp_ (2); update: written, its sign (2), read.
-        lion_operators=(4, 2, 3, 4, 5),
+        lion_operators=UpdateOperators(4, 2, 3, 4, kernels=5),
         family="torch",
         former=(
             # scripts/train/yamls/pretrain/*.yaml and scripts/train/benchmarking/submit_benchmarks.py: `attn_impl`. The
             # Triton kernel reads padded tokens where they are (triton_flash_attn_fn).
             Former(
                 "2024-02",
-                {"attention_kernel": "triton_2022", "attention_copies": 0},
+                {"attention_kernel": "triton_2022", "attention_copies": AttentionCopies()},
                 "llm-foundry: `attn_impl: triton`, llmfoundry/models/layers/flash_attn_triton.py",
             ),
             Former(
@@ -210,8 +205,7 @@ _RECORDS = (
         # CausalSelfAttention.forward: query, key and value put in order (3), key and value joined (2) and put in order
         # (2), two zeros, sums and running sums of the mask; backward: gradients of key and value joined, stacked with
         # the query's, put in order.
-        attention_copies=7,
-        attention_copy_kernels=(9, 3),
+        attention_copies=AttentionCopies(7, (9, 3)),
         keeps_ordered_heads=True,
         loss=NANOTRON_LOSS,
         starts_with_own_rows=True,

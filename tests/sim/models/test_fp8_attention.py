@@ -142,9 +142,17 @@ def test_frozen_weights_are_transposed_in_each_backward(cluster: str, recipe: st
     ("key", "changes", "needed"),
     [
         ("fp8_dot_product_attention", {"precision": "bf16"}, "training.precision fp8, mxfp8 or nvfp4"),
-        ("fp8_dot_product_attention", {"framework": "compiled"}, "a framework that quantizes with Transformer Engine"),
+        (
+            "fp8_dot_product_attention",
+            {"framework": "compiled"},
+            "framework megatron, ",
+        ),
         ("fp8_dot_product_attention", {"attention": "unfused"}, "training.attention fused"),
-        ("activation_func_fp8_input_store", {"framework": "eager"}, "a framework with a fused activation"),
+        (
+            "activation_func_fp8_input_store",
+            {"framework": "eager"},
+            "framework megatron, megatron_bridge, nemo, compiled",
+        ),
     ],
 )
 def test_where_there_is_none(key: str, changes: dict[str, Any], needed: str) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 from model_programs import GPT, LLAMA, flops, make
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.program import Compute
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.optimizers.muon import ITERATIONS, dealt_out, muon_items
+from sim.models.optimizers.step import optimizer_items
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 from sim.variants.optimizers import OPTIMIZERS, Optimizer
@@ -51,6 +54,18 @@ def test_an_optimizer_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times == sorted(times)
     with pytest.raises(InputError, match=r"must be 'adamw', 'sgd', 'muon', .* or 'momentum'"):
         make(LLAMA, {"optimizer": "adagrad"})
+
+
+@pytest.mark.parametrize(("framework", "kernels"), [("eager", "foreach"), ("composer", None), ("eager", "fused")])
+def test_adams_kernels_follow_from_the_record_not_its_name(
+    monkeypatch: pytest.MonkeyPatch, framework: str, kernels: str | None
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "twin", replace(OPTIMIZERS["adamw"], name="twin"))
+    keys = {"framework": framework, "adamw_kernels": kernels}
+    adamw, twin = (optimizer_items(1000, make(LLAMA, {"optimizer": o, **keys}).for_training) for o in ("adamw", "twin"))
+    of_adamw, of_twin = ([(i.kernels, i.bytes) for i in items if isinstance(i, Compute)] for items in (adamw, twin))
+    assert of_adamw == of_twin
+    assert (sum(number for number, _ in of_adamw) > 1) == (kernels != "fused")
 
 
 def test_experts_matrices_are_muons_too() -> None:

@@ -92,7 +92,7 @@ def test_remainders_of_fp32_copies_take_half_their_memory() -> None:
     kept = [states(p.plan, [*p.stages[0].values()]).optimizer for p in (whole, half)]
     assert kept[1] == pytest.approx(kept[0] * 10 / 12)
     for keys, needed in (
-        ({"framework": "eager"}, "a framework of Megatron-Core"),
+        ({"framework": "eager"}, "framework megatron, megatron_bridge or nemo"),
         ({"precision": "fp8", "fp8_recipe": "tensorwise"}, "fp8 with delayed scaling"),
     ):
         with pytest.raises(InputError, match=needed):

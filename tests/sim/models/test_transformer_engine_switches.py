@@ -154,7 +154,7 @@ def test_rows_of_each_expert_are_filled_up(
         ({"precision": "bf16"}, "needs training.precision mxfp8"),
         ({"cluster": "dgx-h100"}, "needs GPUs of architecture blackwell"),
         ({"recompute": {"mode": "selective", "modules": ["moe_act"]}}, "needs recompute without module moe_act"),
-        ({"framework": "compiled"}, "needs a framework that quantizes with Transformer Engine"),
+        ({"framework": "compiled"}, "needs framework megatron, megatron_bridge, nemo or composer"),
     ],
 )
 def test_where_transformer_engine_has_no_such_kernel(changes: dict[str, Any], needed: str) -> None:

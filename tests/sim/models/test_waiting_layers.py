@@ -52,7 +52,7 @@ def test_an_adapter_reads_what_the_layer_gathered() -> None:
     ("training", "layout", "what"),
     [
         ({"framework": "megatron"}, {"tp_overlap": "wgrad"}, "parallelism.tp_overlap full"),
-        ({"framework": "eager"}, {"tp_overlap": "full"}, "a framework with Transformer Engine's userbuffers"),
+        ({"framework": "eager"}, {"tp_overlap": "full"}, "framework megatron, megatron_bridge or nemo"),
     ],
 )
 def test_what_it_needs(training: dict[str, Any], layout: dict[str, Any], what: str) -> None:

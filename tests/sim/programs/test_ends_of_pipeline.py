@@ -113,8 +113,8 @@ def test_both_engines_agree_on_early_gathers() -> None:
     [
         ({}, {}, "pp above 1 with schedule 1f1b or interleaved_1f1b"),
         ({"pp": 2, "schedule": "zb_h1"}, {}, "pp above 1 with schedule 1f1b or interleaved_1f1b"),
-        ({"pp": 2}, {"gradient_accumulation_fusion": False}, "a framework of Megatron-Core"),
-        ({"pp": 2}, {"framework": "compiled", "cross_entropy": "unfused"}, "a framework of Megatron-Core"),
+        ({"pp": 2}, {"gradient_accumulation_fusion": False}, "framework megatron, "),
+        ({"pp": 2}, {"framework": "compiled", "cross_entropy": "unfused"}, "framework megatron, "),
         ({"pp": 2}, {"lora": {"rank": 4}}, "training without lora"),
     ],
 )
@@ -134,6 +134,12 @@ def test_what_megatron_core_refuses_to_put_off(layout: dict[str, Any], training:
 def test_what_megatron_lm_refuses_to_gather_early(changed: dict[str, Any], needs: str) -> None:
     with pytest.raises(InputError, match=f"overlap_param_gather_with_optimizer_step: found true; needs {needs}"):
         scenario({**EARLY, **changed})
+
+
+def test_the_refusal_names_frameworks_that_gather_early() -> None:
+    """Of the frameworks of Megatron-Core, NeMo's optimizer updates both stages at once."""
+    with pytest.raises(InputError, match=r"step: found true; needs framework megatron or megatron_bridge$"):
+        scenario(EARLY, framework="nemo")
 
 
 def test_a_first_stage_is_gathered_behind_its_own_update() -> None:

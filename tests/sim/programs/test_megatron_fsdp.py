@@ -17,7 +17,7 @@ from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
 from sim.results.memory_changes import backward_peaks
 from sim.simulation import simulate
-from sim.variants.frameworks.parts import ZeroEngine
+from sim.variants.frameworks.zero import ZeroEngine
 from tests.sim.cases import llama_like, scenario_with
 
 BOTH = frozenset({Phase.INPUT_GRAD, Phase.WEIGHT_GRAD})
@@ -128,5 +128,5 @@ def test_double_buffers_hold_two_layers(zero: int) -> None:
     ],
 )
 def test_who_has_double_buffers(training: dict[str, Any], layout: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="fsdp_double_buffer: found true; needs zero 2 or 3 with a framework of"):
+    with pytest.raises(InputError, match="fsdp_double_buffer: found true; needs zero 2 or 3 with framework megatron,"):
         scenario_with(training | BATCH, {"dp": 2, "fsdp_double_buffer": True} | layout, model=MODEL)

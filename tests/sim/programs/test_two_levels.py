@@ -164,7 +164,7 @@ def test_a_second_copy_has_two_kernels_for_each_tensor() -> None:
 @pytest.mark.parametrize(
     ("framework", "keys", "message"),
     [
-        ("eager", SHARED, "needs zero 3 with a framework of Megatron-Core, and its own FSDP"),
+        ("eager", SHARED, "needs zero 3 with framework megatron, megatron_bridge or nemo, and its own FSDP"),
         ("megatron", {"outer_dp_sharding_strategy": "optim"}, "needs shard_size below"),
         ("eager", {"zero_hpz_partition_size": 8}, "needs zero 3 with framework deepspeed"),
         ("deepspeed", {"zero_hpz_partition_size": 5}, "needs a divisor of dp"),

@@ -15,7 +15,7 @@ from calibrate.parallel.comm import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TensorSplit:
     """The split of a layer over the ranks of `group`, for a micro-batch of `batch` sequences.
 
     `sequence`: with sequence parallelism. `overlap`: a backward's communication runs beside the weight gradient.

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 from calibrate.launch import RankError, run_ranks
-from calibrate.words import Listener
+from calibrate.rank_messages import Listener
 from tests.processes import HANGS_AFTER_S
 
 SAYING = """
 import os, sys
-from calibrate.words import hear_warnings, say, warn, warned
+from calibrate.rank_messages import hear_warnings, say, warn, warned
 import warnings
 hear_warnings()
 say("both say this")
