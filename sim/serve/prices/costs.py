@@ -98,6 +98,8 @@ class IterationCosts(Struct):
 
     def draft_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds for which every stage's GPU drafts tokens beside an iteration: the last one's, where anything is."""
+        if self.draft is None:
+            return (0.0,) * len(self.stages)
         own_s = sum(self.host.drafted_each(self.drafting_device_s(load), load))
         return (0.0,) * (len(self.stages) - 1) + (own_s,)
 

@@ -99,11 +99,14 @@ class Host(Struct, frozen=True):
         of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`). What grammars forbid
         may be marked beside the GPU, which is waited for before tokens are sampled (`beside_s`).
         """
-        busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
+        busy_s = self.launched_each(stage, device_s, load)
+        if draft_s or copied_s:
+            busy_s = [max(s + draft_s, copied_s) for s in busy_s]
         if stage or not self.engine.host:
             return busy_s
-        own_s, beside_s = self.own_s(load), self.beside_s(load)
-        busy_s = [max(s, beside_s) for s in busy_s]
+        own_s = self.own_s(load)
+        if beside_s := self.beside_s(load):
+            busy_s = [max(s, beside_s) for s in busy_s]
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
     def stage_seconds(self, each: list[tuple[float, float, float]], load: Load) -> tuple[float, ...]:
@@ -174,7 +177,8 @@ class Host(Struct, frozen=True):
 
     def launches_s(self, stage: int, load: Load) -> float:
         """Seconds in which a stage's host launches one by one."""
-        return self.launches(stage, load) * self.times.launch_s
+        launch_s = self.times.launch_s
+        return self.launches(stage, load) * launch_s if launch_s else 0.0
 
     def launches(self, stage: int, load: Load) -> int:
         """What a stage's host launches one by one; the one graph of a whole iteration does not count."""

@@ -162,8 +162,6 @@ class RunningSequences(FoundPrefixes):
 
     def first_tokens(self, now_s: float) -> list[Sequence]:
         """Sequences whose first tokens, which another replica has computed, leave for their clients now."""
-        if not self.arrived:
-            return []
         there = [x for x in self.arrived if x.ready_s <= now_s and x.first_token_s < 0]
         self.arrived = [x for x in self.arrived if x.ready_s > now_s and x.first_token_s < 0]
         for x in there:
