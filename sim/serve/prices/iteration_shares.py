@@ -124,10 +124,10 @@ def _waits(costs: IterationCosts, computed: Computed) -> Shares:
             launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
         copies_s += read_s * times
         own_s, beside_s = (host.own_s(load), host.beside_s(load)) if host.engine.host else (0.0, 0.0)
-        longer_s = max(0.0, beside_s - first_s)
+        longer_s, search_s = max(0.0, beside_s - first_s), host.search_s(load)
         wait_s = max(0.0, own_s - first_s) if host.overlaps else own_s + longer_s
-        waited_s += wait_s * times
-        decides_s += ((own_s if wait_s else 0.0) + (beside_s if longer_s else 0.0)) * times
+        waited_s += (wait_s + search_s) * times
+        decides_s += ((own_s if wait_s else 0.0) + (beside_s if longer_s else 0.0) + search_s) * times
     unsure, shares = host.times.uncertainty, Shares()
     if waited_s > 0.0:
         shares[HOST, "host", unsure * decides_s / waited_s] = waited_s

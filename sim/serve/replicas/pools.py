@@ -192,8 +192,11 @@ def _scheduler(
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
         scheduler.drafted = i.speculative.checked
-        scheduler.lookahead = i.speculative.tokens if engine.looks_ahead else 0
-        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed, i.speculative.tokens)
+        # v1/core/sched/scheduler.py: num_lookahead_tokens of EAGLE and of draft models
+        scheduler.lookahead = i.speculative.tokens if engine.looks_ahead and i.drafts != "text" else 0
+        found = 1.0 if i.speculative.lookup is None else i.speculative.lookup
+        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed, i.speculative.tokens, found)
+        scheduler.checks_found = i.drafts == "text" and engine.text is not None and not engine.text.always
     return scheduler
 
 

@@ -24,7 +24,10 @@ from sim.serve.scheduling.sequences import Batch, Sequence
 
 
 class Accepts(Protocol):
-    """Decides how many drafted tokens are accepted."""
+    """Decides whether anything is drafted, and how many drafted tokens are accepted."""
+
+    def finds(self, request: int, position: int) -> bool:
+        """Whether anything is drafted at this position of a request."""
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
         """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one."""
@@ -36,6 +39,8 @@ class RunningSequences(FoundPrefixes):
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     started: int = 0
+    drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
+    checks_found: bool = False  # not to those for which nothing is found to draft
     acceptance: Accepts | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
@@ -206,6 +211,14 @@ class RunningSequences(FoundPrefixes):
         if done:
             self.dismiss()
         return done
+
+    def drafts_of(self, sequence: Sequence) -> int:
+        """Tokens drafted for a sequence whose prompt is computed, in its next iteration."""
+        if self.checks_found:
+            assert self.acceptance is not None
+            if not self.acceptance.finds(sequence.index, sequence.generated):
+                return 0
+        return self.drafted
 
     def _add_gaps(self, seconds: float, outputs: int) -> None:
         if outputs:
