@@ -24,10 +24,7 @@ from sim.serve.scheduling.sequences import Batch, Sequence
 
 
 class Accepts(Protocol):
-    """Decides whether anything is drafted, and how many drafted tokens are accepted."""
-
-    def finds(self, request: int, position: int) -> bool:
-        """Whether anything is drafted at this position of a request."""
+    """Decides how many drafted tokens are accepted."""
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
         """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one."""
@@ -40,7 +37,7 @@ class RunningSequences(FoundPrefixes):
     running: list[Sequence] = field(default_factory=list)
     started: int = 0
     drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
-    checks_found: bool = False  # not to those for which nothing is found to draft
+    finds: Callable[[int, int], bool] | None = None  # whether it has any for a request at a position; None: always
     acceptance: Accepts | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
@@ -214,11 +211,8 @@ class RunningSequences(FoundPrefixes):
 
     def drafts_of(self, sequence: Sequence) -> int:
         """Tokens drafted for a sequence whose prompt is computed, in its next iteration."""
-        if self.checks_found:
-            assert self.acceptance is not None
-            if not self.acceptance.finds(sequence.index, sequence.generated):
-                return 0
-        return self.drafted
+        found = self.finds is None or self.finds(sequence.index, sequence.generated)
+        return self.drafted if found else 0
 
     def _add_gaps(self, seconds: float, outputs: int) -> None:
         if outputs:

@@ -28,7 +28,7 @@ class Admission(NamedTuple):
 
 
 class LoadScore(NamedTuple):
-    """How loaded a replica is for `least_loaded`. A waiting request counts `waiting` times a running one, and more where
+    """How loaded a replica is for `least_loaded`. A waiting request counts `waiting` times a running one, more where
     over half of the cache is taken: `pressed` times what is beyond, a part of 1. `rotates`: of equally loaded ones not
     the first gets a request, but the first from a place on that moves on with each."""
 
