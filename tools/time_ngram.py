@@ -9,6 +9,7 @@ clock is the CPU time of the process, so that other programs do not count. `sim/
 
 from __future__ import annotations
 
+import argparse
 import time
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ REPEATS = 20
 
 def main() -> None:
     """Print the seconds of a search by sequences and tokens, and their fit."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
     config = SimpleNamespace(
