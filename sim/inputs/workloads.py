@@ -134,6 +134,13 @@ class Speculative(UserInput):
     tree_tokens: int | None = Field(
         default=None, ge=1, le=1000, description="a tree's drafted tokens that are checked; null: tokens"
     )
+    lookup: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="no model drafts: `tokens` that followed the same ones earlier in the text (n-grams, prompt "
+        "lookup), which are found with this probability",
+    )
     acceptance: float = Field(default=0.7, ge=0, le=1)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
@@ -328,6 +335,8 @@ class Inference(UserInput):
         """Who drafts tokens; engines treat one that reads the model's hidden states as the model's own layer."""
         if self.speculative is None:
             return "none"
+        if self.speculative.lookup is not None:
+            return "text"
         return "layer" if self.speculative.draft is None or self.speculative.hidden_states else "model"
 
     @property

@@ -230,6 +230,8 @@ class Lockstep(Struct):
         cache = self.scheduler.cache
         if cache.reserve_tokens:
             return 0
+        if steps == 1:  # asked in every iteration
+            return self.lacking[self.step % cache.block_tokens]
         rounds, rest = divmod(steps, cache.block_tokens)
         return rounds * len(self.members) + sum(self._next_lacking(rest))
 

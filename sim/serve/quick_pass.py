@@ -40,6 +40,8 @@ class QuickPass:
         # When each request that may be sent before another ends reaches the engine at the earliest, a heap.
         self.places = [0.0] * (concurrency or self.left)
         self.before_s = before_engine_s(costs, replica.sequences)
+        self.next_s = 0.0  # when the next request is sent, as far as that is known; infinite where none is
+        self._look_ahead()
 
     def run(self) -> None:
         """Until every request has its tokens."""
@@ -50,31 +52,34 @@ class QuickPass:
             now = self._one_iteration(now) if steps < 2 else self._several(now, steps)
 
     def _arrive(self, now: float) -> None:
-        while self.next is not None and self.next_arrival_s() <= now:
-            self.next.arrival_s = self.next_arrival_s()
+        while self.next is not None and self.next_s <= now:
+            self.next.arrival_s = self.next_s
             heapq.heappop(self.places)
             self.scheduler.waiting.append(self.next)
             self.next = next(self.pending, None)
+            self._look_ahead()
 
-    def next_arrival_s(self) -> float:
-        """When the next request is sent, as far as that is known; infinite where none is."""
+    def _look_ahead(self) -> None:
         if self.next is None or not self.places:
-            return math.inf
-        return max(self.next.request.arrival_s, self.places[0])
+            self.next_s = math.inf
+        else:
+            self.next_s = max(self.next.request.arrival_s, self.places[0])
 
     def _leave(self, left: Items[Sequence], end_s: float) -> None:
         """Let requests leave, which have all their tokens: once clients have these they may send others, which pass the
-        HTTP server first."""
-        self._arrive(end_s)
+        HTTP server first. Those that come until `end_s` have come."""
+        if not left:
+            return
         for sequence in left:
             heapq.heappush(self.places, end_s + (sequence.last_after_s + self.before_s))
         self.left -= len(left)
+        self._look_ahead()
 
     def _several(self, now: float, steps: int) -> float:
         """Alike decode iterations at once, until a request arrives that may be admitted."""
         s = self.scheduler
         may_enter = not s.waiting and len(s.running) < s.limits.running
-        arrival_s = self.next_arrival_s() if may_enter else math.inf
+        arrival_s = self.next_s if may_enter else math.inf
         ends = self.worker.run_ends(now, steps, arrival_s)
         last = min(len(ends) - 1, bisect_left(ends, arrival_s))
         if last:
@@ -117,8 +122,8 @@ class QuickPass:
             ready_s = self.worker.next_ready_s(now)
             if ready_s is not None:
                 times.append(ready_s)
-            if self.next is not None and self.places:
-                times.append(self.next_arrival_s())
+            if self.next_s < math.inf:
+                times.append(self.next_s)
         assert times, f"replica {self.replica.index}: {self.left} requests wait for nothing at {now} s"
         return max(now, min(times))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.core.gc_paused import no_collection
 from sim.inputs.called import check_called
-from sim.inputs.engine_file import router_of
+from sim.inputs.engine_file import engine_of, router_of
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -130,7 +130,8 @@ def _serve(
 
     clock = Clock()
     name = router_of(inference, scenario.parallelism)
-    routers = [ROUTERS[name]([r.scheduler for r in pool.replicas]) for pool in pools]
+    score = engine_of(inference.engine).routers.score
+    routers = [ROUTERS[name]([r.scheduler for r in pool.replicas], score) for pool in pools]
     processes = [replica_processes(clock, pool, group) for pool in pools]
     handover = Handover(clock, pools, processes, routers) if len(pools) > 1 else None
     for members, router in zip(processes, routers, strict=True):

@@ -19,7 +19,9 @@ def speculative_problems(sections: Sections, inference: Inference) -> Problems:
     splits = [("parallelism.tp", p.tp)]
     if pools is not None:
         splits = [(f"disaggregated.{name}.tp", size.tp) for name, size in pools]
-    if draft is None and speculative.hidden_states:
+    if inference.drafts == "text":
+        yield from _from_text(inference, speculative)
+    elif draft is None and speculative.hidden_states:
         yield (*path, "hidden_states"), f"found {speculative.hidden_states}; needs a draft that reads them; allowed: 0"
     elif draft is None:
         if not sections.model.mtp_layers:
@@ -39,6 +41,19 @@ def speculative_problems(sections: Sections, inference: Inference) -> Problems:
         yield ("parallelism", "pp"), f"found {p.pp}; {why}"
     if inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; drafted tokens need fused attention"
+
+
+def _from_text(inference: Inference, speculative: Speculative) -> Problems:
+    """Drafts from the text need no model, of an engine whose search for them was read."""
+    path = ("inference", "speculative")
+    if speculative.draft is not None:
+        yield (*path, "draft"), "names a model, and lookup takes drafts from the text; allowed beside lookup: null"
+    if speculative.hidden_states:
+        yield (*path, "hidden_states"), f"found {speculative.hidden_states}; drafts from the text read none; allowed: 0"
+    if engine_of(inference.engine).text is None:
+        able = ", ".join([name for name, engine in ENGINES.items() if engine.text is not None])
+        why = f"found {speculative.lookup}; how engine {inference.engine} drafts from the text is not simulated"
+        yield (*path, "lookup"), f"{why}; allowed: null (or engine {able})"
 
 
 def _tree(inference: Inference, speculative: Speculative) -> Problems:

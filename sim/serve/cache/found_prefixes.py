@@ -35,6 +35,9 @@ class Matched(NamedTuple):
         return self.hit + self.loaded + self.own
 
 
+NOTHING = Matched(0, 0, 0, 0)
+
+
 class FoundPrefixes(Struct):
     """The cache of a replica, and what is kept of prefixes below it."""
 
@@ -73,6 +76,8 @@ class FoundPrefixes(Struct):
         where more has been found below the GPU's cache. With `hashes_ahead` without the last block that is shared if
         another token follows it."""
         hit, loaded = self.found(sequence)
+        if not hit and not loaded and not sequence.preemptions:
+            return NOTHING
         own, block = self.own_tokens(sequence, hit), self.cache.block_tokens
         if self.hashes_ahead and hit and not own and self._ends_shared(sequence, hit):
             hit -= block

@@ -97,9 +97,9 @@ class IterationCosts(Struct):
         return tuple([own.beside_s for own in self.offloaded]) or (0.0,) * len(self.stages)
 
     def draft_seconds(self, load: Load) -> tuple[float, ...]:
-        """Seconds for which every stage's GPU drafts tokens beside an iteration: the last one's, where anything is."""
-        own_s = sum(self.host.drafted_each(self.drafting_device_s(load), load))
-        return (0.0,) * (len(self.stages) - 1) + (own_s,)
+        """Seconds for which every stage's GPU drafts, or waits for drafts, after an iteration: the last one's."""
+        own = self.host.drafted_each(self.drafting_device_s(load), load) if self.draft else [self.host.search_s(load)]
+        return (0.0,) * (len(self.stages) - 1) + (sum(own),)
 
     def drafting_device_s(self, load: Load) -> list[float]:
         """Seconds for which a GPU computes in each of the draft's passes."""

@@ -30,7 +30,7 @@ class Host(Struct, frozen=True):
     whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first;
     `masked`: tokens of the vocabulary of which a grammar forbids some, 0: no grammars; `logprobs`: that go with each
     token; `stream_interval`: tokens in a streamed piece; `workers`: processes beside the engine's, one for each GPU;
-    `draft`: what it launches for a draft."""
+    `searches`: it looks drafts up in the text; `draft`: what it launches for a draft."""
 
     engine: Engine
     times: HostTimes
@@ -46,6 +46,7 @@ class Host(Struct, frozen=True):
     logprobs: int = 0
     stream_interval: int = 1
     workers: bool = False
+    searches: bool = False
     draft: DraftLaunches | None = None
 
     @property
@@ -99,11 +100,14 @@ class Host(Struct, frozen=True):
         of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`). What grammars forbid
         may be marked beside the GPU, which is waited for before tokens are sampled (`beside_s`).
         """
-        busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
+        busy_s = self.launched_each(stage, device_s, load)
+        if draft_s or copied_s:
+            busy_s = [max(s + draft_s, copied_s) for s in busy_s]
         if stage or not self.engine.host:
             return busy_s
-        own_s, beside_s = self.own_s(load), self.beside_s(load)
-        busy_s = [max(s, beside_s) for s in busy_s]
+        own_s = self.own_s(load)
+        if beside_s := self.beside_s(load):
+            busy_s = [max(s, beside_s) for s in busy_s]
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
     def stage_seconds(self, each: list[tuple[float, float, float]], load: Load) -> tuple[float, ...]:
@@ -164,6 +168,14 @@ class Host(Struct, frozen=True):
             rows = ceil_div(rows, self.engine.mask_threads)
         return rows * self.masked * self.times.mask_s
 
+    def search_s(self, load: Load) -> float:
+        """Seconds in which the host looks drafts up in the text of an iteration's sequences, one after another, while
+        the GPU waits (vLLM 0.32, v1/spec_decode/ngram_proposer.py: num_numba_thread_available is at most 1)."""
+        if not self.searches:
+            return 0.0
+        seen = load.decode_kv + sum([kv * alike for _, kv, alike in load.prefills])
+        return load.sequences * self.times.search_s + seen * self.times.search_token_s
+
     def own_s(self, load: Load) -> float:
         """Seconds of the first stage's host for an iteration that are no part of its GPU's: of one that overlaps also
         those of launches, in which it does nothing else. A draft is on the last stage."""
@@ -174,16 +186,22 @@ class Host(Struct, frozen=True):
 
     def launches_s(self, stage: int, load: Load) -> float:
         """Seconds in which a stage's host launches one by one."""
-        return self.launches(stage, load) * self.times.launch_s
+        launch_s = self.times.launch_s
+        return self.launches(stage, load) * launch_s if launch_s else 0.0
 
     def launches(self, stage: int, load: Load) -> int:
         """What a stage's host launches one by one; the one graph of a whole iteration does not count."""
         if not self._graphed(load):
             return self.kernels[stage]
-        whole = self.engine.whole_graphs and not load.prefills
+        whole = self.engine.whole_graphs and not load.prefills and self._all_checked(load)
         if whole and self.whole_to is not None and self.padded(load.tokens) > self.whole_to:
             whole = False
         return 0 if whole else self.pieces[stage]
+
+    def _all_checked(self, load: Load) -> bool:
+        """Whether all sequences have as many tokens, drafted ones where drafts come from the text: a whole graph is for
+        these alone (vLLM 0.10.2 to 0.32, v1/worker/gpu_model_runner.py, `uniform_decode_query_len`)."""
+        return not self.searches or (load.queries > 1 and load.tokens == load.decodes * load.queries)
 
     def _graphed(self, load: Load) -> bool:
         """Whether CUDA graphs have the iteration's kernels, or all but those of attention."""
@@ -217,7 +235,17 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     logprobs = 0 if asked is None or asked.logprobs is None else 1 + asked.logprobs
     graphed = (graphs, prompts, overlaps, whole_to, grouped)
     asked_for = masked, logprobs, served.stream_interval
-    return Host(engine, times, p.tp, kernels, pieces, *graphed, *asked_for, workers=p.tp * p.cp * p.pp > 1)
+    return Host(
+        engine,
+        times,
+        p.tp,
+        kernels,
+        pieces,
+        *graphed,
+        *asked_for,
+        workers=p.tp * p.cp * p.pp > 1,
+        searches=served.drafts == "text",
+    )
 
 
 def with_draft(host: Host, first: Host, later: Host, scenario: Scenario) -> Host:

@@ -124,10 +124,10 @@ def _waits(costs: IterationCosts, computed: Computed) -> Shares:
             launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
         copies_s += read_s * times
         own_s, beside_s = (host.own_s(load), host.beside_s(load)) if host.engine.host else (0.0, 0.0)
-        longer_s = max(0.0, beside_s - first_s)
+        longer_s, search_s = max(0.0, beside_s - first_s), host.search_s(load)
         wait_s = max(0.0, own_s - first_s) if host.overlaps else own_s + longer_s
-        waited_s += wait_s * times
-        decides_s += ((own_s if wait_s else 0.0) + (beside_s if longer_s else 0.0)) * times
+        waited_s += (wait_s + search_s) * times
+        decides_s += ((own_s if wait_s else 0.0) + (beside_s if longer_s else 0.0) + search_s) * times
     unsure, shares = host.times.uncertainty, Shares()
     if waited_s > 0.0:
         shares[HOST, "host", unsure * decides_s / waited_s] = waited_s
@@ -155,22 +155,24 @@ class _Sizes(NamedTuple):
 
 def _sizes(costs: IterationCosts, loads: Computed) -> _Sizes:
     found = _Sizes(Counter(), Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
+    computed = Counter[tuple[int, int, bool]]()  # tokens, those of which experts compute a part, whether with prompts
     for load, times in loads:
-        prompts, split = load.prompts, costs.dims.ep > 1
-        padded = costs.host.padded(load.tokens, prompts)
-        found.tokens[load.tokens] += times
-        summed = costs.summed(prompts)
-        found.padded[padded, summed] += times
-        found.routed[padded, summed] -= times
-        found.routed[costs.host.routed(load.pooled or load.tokens, prompts, split), summed] += times
+        prompts = bool(load.prefills)
+        computed[load.tokens, load.pooled or load.tokens, prompts] += times
         found.samples[load.samples] += times
-        if load.prefills:
+        if prompts:
             found.chunks[load.prefills] += times
         if load.decodes:
             mean = LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)]
-            found.decodes[load.prompts, load.decodes, mean, load.queries] += times
+            found.decodes[prompts, load.decodes, mean, load.queries] += times
         if load.adapters:
             found.adapted[load.adapted, load.adapters] += times
+    for (tokens, pooled, prompts), times in computed.items():
+        padded, summed = costs.host.padded(tokens, prompts), costs.summed(prompts)
+        found.tokens[tokens] += times
+        found.padded[padded, summed] += times
+        found.routed[padded, summed] -= times
+        found.routed[costs.host.routed(pooled, prompts, costs.dims.ep > 1), summed] += times
     return found
 
 

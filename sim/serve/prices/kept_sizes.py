@@ -48,6 +48,9 @@ def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int,
     >>> prefill_parts(((32, 32, 2), (64, 96, 1)))
     [(32, 0, 4, 0.5), (64, 32, 2, 0.5)]
     """
+    if len(prefills) == 1 and prefills[0][2] == 1:  # as in most iterations
+        q, kv, _ = prefills[0]
+        return [(q, kv - q, 1, 1.0)]
     tokens = sum([q * alike for q, _, alike in prefills])
     out = []
     for q, kv, alike in prefills:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import HASHED_TOKENS
-from sim.inputs.workloads import Inference, PoolSize
+from sim.inputs.workloads import Inference, PoolSize, Speculative
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.prices.profile import Profile
 from sim.serve.cache.hashed_prefixes import HashedHostCache, HashedKvCache
@@ -191,10 +191,20 @@ def _scheduler(
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
-        scheduler.drafted = i.speculative.checked
-        scheduler.lookahead = i.speculative.tokens if engine.looks_ahead else 0
-        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed, i.speculative.tokens)
+        _draft(scheduler, engine, i.speculative)
     return scheduler
+
+
+def _draft(scheduler: Scheduler, engine: Engine, own: Speculative) -> None:
+    """Let a scheduler check drafted tokens."""
+    from_text = own.lookup is not None
+    scheduler.drafted = own.checked
+    # vLLM, v1/core/sched/scheduler.py, later config/vllm.py: num_lookahead_tokens of EAGLE and of draft models
+    scheduler.lookahead = own.tokens if engine.looks_ahead and not from_text else 0
+    found = 1.0 if own.lookup is None else own.lookup
+    acceptance = scheduler.acceptance = Acceptance(own.acceptance, own.seed, own.tokens, found)
+    if from_text and engine.text is not None and not engine.text.always:
+        scheduler.finds = acceptance.finds
 
 
 def _limits(i: Inference, engine: Engine, pp: int, requests: int, tokens: int) -> Limits:

@@ -165,6 +165,8 @@ class Worker:
 
     def _send_first_tokens(self, now: float) -> None:
         """Let the first tokens that came with their sequences' caches leave, before an iteration is put together."""
+        if not self.scheduler.arrived:
+            return
         there = self.scheduler.first_tokens(now)
         if there and self.front is not None:
             last_s = self.front.after_s(len(there), math.inf)[1]

@@ -14,19 +14,20 @@ from sim.models.dims import ceil_div
 from sim.serve.requests import Request
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Sequence
-from sim.variants.engines.admission import RouterName
+from sim.variants.engines.admission import LoadScore, RouterName
 
 # Loads count more than prefixes where the largest has more requests than the least by APART, and TIMES as many.
 APART = 64  # balance_abs_threshold; 32 in sgl-router of 2024
 TIMES = 1.5  # balance_rel_threshold
+PLAIN = LoadScore()
 KNOWN = 0.3  # of a prompt; where less went to any replica, the least loaded gets it (cache_threshold)
 
 
 class Router:
     """Chooses a replica by number, out of those that are `ready`, which is one of them at least."""
 
-    def __init__(self, replicas: Items[Scheduler]) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Items[Scheduler], score: LoadScore = PLAIN) -> None:
+        self._replicas, self._score = replicas, score
         self.ready = [True] * len(replicas)
         self.queue: deque[Sequence] = deque()  # requests that no replica has a place for
 
@@ -56,12 +57,22 @@ class RoundRobin(Router):
 
 
 class LeastLoaded(Router):
-    """Where fewest requests wait or run; of equal ones the first."""
+    """Where fewest requests wait or run, as `score` counts them; of equal ones the first, or the next in turn."""
+
+    _first = 0
 
     def choose(self, sequence: Sequence) -> int:
         """The least loaded one."""
-        loads = self.loads()
-        return min([i for i, ready in enumerate(self.ready) if ready], key=loads.__getitem__)
+        n, first = len(self._replicas), self._first
+        self._first = (first + 1) % n if self._score.rotates else first
+        return min([i for i in range(n) if self.ready[i]], key=lambda i: (self._load(i), (i - first) % n))
+
+    def _load(self, i: int) -> float:
+        s, score = self._replicas[i], self._score
+        counted = score.waiting
+        if score.pressed:
+            counted += score.pressed * max(0.0, 0.5 - s.cache.available / s.cache.blocks)
+        return counted * len(s.waiting) + len(s.running)
 
     def loads(self) -> list[int]:
         """Requests that wait or run, by replica."""
@@ -75,8 +86,8 @@ class OneQueue(LeastLoaded):
     `_balance_requests_across_ranks`; requests that come at once are dealt in their order, not the longest first).
     """
 
-    def __init__(self, replicas: Items[Scheduler]) -> None:
-        super().__init__(replicas)
+    def __init__(self, replicas: Items[Scheduler], score: LoadScore = PLAIN) -> None:
+        super().__init__(replicas, score)
         self._tokens = [0] * len(replicas)  # of the prompts of requests that wait and run
         self._chosen: dict[Sequence, int] = {}  # the rank of each
 
@@ -104,8 +115,8 @@ class PrefixAware(LeastLoaded):
     """Where most of a request's prefix went last; the least loaded replica where loads are `APART`, or where less than
     `KNOWN` of the prompt is known."""
 
-    def __init__(self, replicas: Items[Scheduler]) -> None:
-        super().__init__(replicas)
+    def __init__(self, replicas: Items[Scheduler], score: LoadScore = PLAIN) -> None:
+        super().__init__(replicas, score)
         self._sent: dict[int | str, int] = {}
 
     def choose(self, sequence: Sequence) -> int:

@@ -288,12 +288,14 @@ def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
     counts, most = [r.counts for r in sim.replicas], min(speculative.tokens, speculative.checked)
     drafted, accepted = sum(c.drafted_tokens for c in counts), sum(c.accepted_tokens for c in counts)
     checks = sum(c.verifications for c in counts)
+    of_all = speculative.lookup is not None and sim.replicas[-1].scheduler.finds is None
+    found = speculative.lookup if of_all and speculative.lookup is not None else 1.0
     return SpeculationUse(
         verifications=checks,
         drafted_tokens=drafted,
         accepted_tokens=accepted,
         tokens_per_verification=1.0 + accepted / checks if checks else 0.0,
-        expected_tokens_per_verification=expected_tokens(most, speculative.acceptance),
+        expected_tokens_per_verification=1.0 + found * (expected_tokens(most, speculative.acceptance) - 1.0),
     )
 
 

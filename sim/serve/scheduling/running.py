@@ -36,6 +36,8 @@ class RunningSequences(FoundPrefixes):
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     started: int = 0
+    drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
+    finds: Callable[[int, int], bool] | None = None  # whether it has any for a request at a position; None: always
     acceptance: Accepts | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
@@ -162,8 +164,6 @@ class RunningSequences(FoundPrefixes):
 
     def first_tokens(self, now_s: float) -> list[Sequence]:
         """Sequences whose first tokens, which another replica has computed, leave for their clients now."""
-        if not self.arrived:
-            return []
         there = [x for x in self.arrived if x.ready_s <= now_s and x.first_token_s < 0]
         self.arrived = [x for x in self.arrived if x.ready_s > now_s and x.first_token_s < 0]
         for x in there:
@@ -208,6 +208,11 @@ class RunningSequences(FoundPrefixes):
         if done:
             self.dismiss()
         return done
+
+    def drafts_of(self, sequence: Sequence) -> int:
+        """Tokens drafted for a sequence whose prompt is computed, in its next iteration."""
+        found = self.finds is None or self.finds(sequence.index, sequence.generated)
+        return self.drafted if found else 0
 
     def _add_gaps(self, seconds: float, outputs: int) -> None:
         if outputs:

@@ -50,7 +50,6 @@ from sim.serve.scheduling.sequences import Batch, Piece, Sequence
 class Scheduler(RunningSequences):
     """Puts the iterations of one replica together."""
 
-    drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
@@ -293,7 +292,7 @@ class Scheduler(RunningSequences):
         remaining = sequence.remaining
         if remaining > 1:
             return 0 if self.held else self.part(remaining, budget)
-        return min(1 + self.drafted if sequence.generated else 1, budget)
+        return min(1 + self.drafts_of(sequence) if sequence.generated else 1, budget)
 
     def _pads_too_much(self, prompts: list[Piece], tokens: int) -> bool:
         """Whether prompts may not be padded to the longest of them with one more of so many tokens."""

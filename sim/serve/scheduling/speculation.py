@@ -38,16 +38,21 @@ def expected_tokens(drafted: int, acceptance: float) -> float:
 
 
 class Acceptance(Struct, frozen=True):
-    """Draws how many drafted tokens are accepted."""
+    """Draws how many drafted tokens are accepted. `found`: the probability that the text holds any to draft."""
 
     probability: float
     seed: int
     steps: int
+    found: float = 1.0
+
+    def finds(self, request: int, position: int) -> bool:
+        """Whether anything is drafted at this position; a draw of its own."""
+        return self.found >= 1.0 or _uniform(~self.seed, request, position) < self.found
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
         """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one. Of
         a tree at most one is kept for each of its `steps`."""
-        most = min(drafted, self.steps)
+        most = min(drafted, self.steps) if self.finds(request, position) else 0
         for i in range(most):
             if _uniform(self.seed, request, position + i) >= self.probability:
                 return i
@@ -115,7 +120,7 @@ def draft_of(scenario: Scenario, joins: bool = True) -> tuple[Scenario, tuple[La
     file: load_lora_model is called for the model alone). `joins`: in passes in which it reads the model's hidden
     states."""
     given = scenario.for_serving
-    if given.speculative is None:
+    if given.speculative is None or given.drafts == "text":
         return None
     alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled", "lora": None}
     alone["sampling"] = None  # drafts are the largest logit's

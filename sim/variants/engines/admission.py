@@ -27,9 +27,20 @@ class Admission(NamedTuple):
     waits: bool = False
 
 
+class LoadScore(NamedTuple):
+    """How loaded a replica is for `least_loaded`. A waiting request counts `waiting` times a running one, more where
+    over half of the cache is taken: `pressed` times what is beyond, a part of 1. `rotates`: of equally loaded ones not
+    the first gets a request, but the first from a place on that moves on with each."""
+
+    waiting: float = 1.0
+    pressed: float = 0.0
+    rotates: bool = False
+
+
 class Routers(NamedTuple):
     """Which of an engine's replicas a request goes to where nobody says: of replicas `apart`, and of those that share
-    experts (`sharing`)."""
+    experts (`sharing`); and their `score`."""
 
     apart: RouterName = "round_robin"
     sharing: RouterName = "round_robin"
+    score: LoadScore = LoadScore()

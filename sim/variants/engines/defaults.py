@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 MAX_PREFILL_TOKENS = 16384  # SGLang, server_args.py, max_prefill_tokens
 
 ServerPool = Literal["all", "prefill", "decode"]
-Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
+Drafts = Literal["none", "layer", "model", "text"]  # nobody drafts, the model's layer, another, no model
 
 
 class Defaults(NamedTuple):

@@ -35,6 +35,28 @@ from typing import Literal, NamedTuple
 Graphs = Literal["none", "pieces", "whole"]
 
 
+class TextDrafts(NamedTuple):
+    """How an engine drafts tokens that followed the same ones earlier in a sequence's text (prompt lookup, n-grams).
+
+    `overlaps`: where its host works beside the GPU, it does so with these drafts, too; but the search needs the tokens
+    of the iteration before, and the next one needs the drafts, so that the GPU waits for it. `always`: as many tokens
+    are checked of a sequence for which nothing is found as of others.
+    """
+
+    overlaps: bool = True
+    always: bool = False
+
+
+# vLLM. v1/spec_decode/ngram_proposer.py; v1/worker/gpu_model_runner.py, propose_draft_token_ids: on the host, once
+# tokens are sampled. config/vllm.py: async scheduling "is only supported with EAGLE/MTP/Draft Model/NGram GPU". Not
+# modelled: ngram_gpu (pull request 29184). SGLang. speculative/ngram_worker.py: `_prepare_draft_tokens` asserts
+# draft_token_num tokens of each sequence, and waits for those just accepted (`.cpu()`); 0.5.3, srt/server_args.py:
+# disable_overlap_schedule is set; 0.5.14, arg_groups/speculative_hook.py, `_handle_ngram`: not any more.
+VLLM_TEXT = TextDrafts(overlaps=False)
+SGLANG_TEXT_03 = TextDrafts(overlaps=False, always=True)
+SGLANG_TEXT_14 = TextDrafts(always=True)
+
+
 class DraftGraphs(NamedTuple):
     """Which of a draft's kernels CUDA graphs hold: none, pieces (all but attention), or the whole pass.
 

@@ -38,6 +38,8 @@ class HostTimes(NamedTuple):
     logprob_piece_s: float = 0.0  # beyond piece_s, to stream each log probability of a token
     mask_s: float = 0.0  # to mark what a grammar forbids, for each sequence and token of the vocabulary
     accept_s: float = 0.0  # to follow a sequence's token in its grammar
+    search_s: float = 0.0  # to look a sequence's drafts up in its text
+    search_token_s: float = 0.0  # likewise, for each token of the text
     uncertainty: float = 0.0
 
     def before_s(self, prompt_tokens: Tokens) -> Tokens:

@@ -58,6 +58,8 @@ VLLM_V1 = V1._replace(request_s=1.08e-3, prompt_token_s=2.3e-6, outputs_s=0.197e
 # Of a grammar: tools/time_grammar.py, vLLM 0.32 with xgrammar 0.2.9, the mean of two JSON schemas at 128 sequences, of
 # which the longer one takes 1.3 times as long; in proportion to the vocabulary, from 32,000 and 128,000 tokens.
 _GRAMMAR = {"mask_s": 0.63e-9, "accept_s": 4.9e-6}
+# Drafts from the text: tools/time_ngram.py with 0.32, means of two runs; 14 to 29 us of an iteration are left out.
+VLLM_V1 = VLLM_V1._replace(search_s=2.0e-6, search_token_s=3.1e-9)
 # The server with `--logprobs 0` and `--logprobs 5`: a token's text takes 57.5 and 110.4 us, a piece 61.1 and 120.1.
 _SERVED = VLLM_V1
 VLLM_V1 = VLLM_V1._replace(logprobs_s=28.1e-6, logprob_s=10.6e-6, logprob_piece_s=12.6e-6, **_GRAMMAR)
@@ -75,6 +77,9 @@ SGLANG = V1._replace(
     piece_s=57.1e-6,
     text_outputs_s=0.427e-3,
     text_output_s=12.9e-6,
+    # Assumption, not timed: as vLLM's without the text's tokens, for speculative/ngram_worker.py matches the last
+    # max_trie_depth ones (18) with a trie.
+    search_s=VLLM_V1.search_s,
     logprob_piece_s=20.9e-6,  # with `--logprobs 5` a piece takes 182.3 us; others in proportion
     **_GRAMMAR,
 )

@@ -11,7 +11,7 @@ from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.variants.engines.admission import Admission, CapacityPolicy, Routers
 from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
-from sim.variants.engines.drafting import DraftGraphs
+from sim.variants.engines.drafting import DraftGraphs, TextDrafts
 from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.variants.engines.handing_over import HandingOver
 from sim.variants.engines.host_times import HostTimes
@@ -71,21 +71,19 @@ class Engine:
     )
     overlaps_stages: bool = fact(True, "where it overlaps, also with pipeline stages")
     overlaps_drafting: tuple[bool, bool] = fact(
-        (True, True),
-        "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
+        (True, True), "where it overlaps, also with tokens drafted by the model's own layer, by a model of their own"
     )
     overlaps_states: bool = fact(
         True, "where it overlaps, also with layers that keep a state, unless somebody switches prefix_cache off"
     )
-    may_overlap_drafting: bool = fact(
-        False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
-    )
+    may_overlap_drafting: bool = fact(False, "with async_scheduling true it overlaps with a draft model, too")
     shares_stages: bool = fact(True, "of pipeline stages, each iteration has at most its part of max_running_requests")
     runs_by_stage: bool = fact(False, "max_running_requests are of an iteration, and as many run for each stage")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     looks_ahead: bool = fact(False, "who runs has blocks for as many tokens more as a draft writes before the check")
     drafts_on_prompts: bool = fact(False, "who computes a prompt drafts all tokens in that iteration, too")
+    text: TextDrafts | None = fact(TextDrafts(), "how drafts come from the text; None: not read")  # noqa: RUF009
     trees: bool = fact(False, "drafts trees")
     overlaps_trees: bool = fact(False, "where it overlaps, also with trees")
     slots_of_all: bool = fact(False, "of max_batch_tokens a draft model keeps one for each of max_running_requests")
@@ -344,7 +342,8 @@ class Engine:
             return False
         if told and drafts == "model" and self.may_overlap_drafting:
             return True
-        return drafts == "none" or self.overlaps_drafting[drafts == "model"]
+        text = self.text is not None and self.text.overlaps
+        return drafts == "none" or (text if drafts == "text" else self.overlaps_drafting[drafts == "model"])
 
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
         """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many

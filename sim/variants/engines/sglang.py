@@ -8,7 +8,7 @@ from functools import partial
 
 from sim.core.sampler import Sampler
 from sim.variants.engines.defaults import Case, Defaults
-from sim.variants.engines.drafting import SGLANG_DRAFTS as DRAFTS
+from sim.variants.engines.drafting import SGLANG_DRAFTS, SGLANG_TEXT_03, SGLANG_TEXT_14
 from sim.variants.engines.graph_sizes import (
     AskedGraphs,
     of_sequences,
@@ -103,7 +103,7 @@ _SGLANG_04 = Engine(
     host=hosts(SGLANG),
     overlaps=True,
     graph_sizes=sglang_04_sizes,
-    draft_graphs=DRAFTS["0.4"],
+    draft_graphs=SGLANG_DRAFTS["0.4"],
     trees=True,  # srt/server_args.py, speculative_eagle_topk, speculative_num_draft_tokens
     reserved_output=0.098,
     reserved_at_first=0.7,
@@ -122,6 +122,7 @@ _SGLANG_04 = Engine(
     drafts_as_told=True,  # srt/server_args.py, later arg_groups/serving_hook.py: speculative_draft_model_quantization
     handing_over=AHEAD,
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
+    text=None,
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
@@ -177,7 +178,7 @@ _SGLANG_047 = replace(
     two_batches=_SGLANG_TWO,
     shared_experts=_SHARED_047,
     eplb=True,  # srt/server_args.py: enable_eplb
-    draft_graphs=DRAFTS["0.4.7"],
+    draft_graphs=SGLANG_DRAFTS["0.4.7"],
     drafting_tokens=of_sequences(sglang_047_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_047_drafting_sizes, sequences=True),
     fraction=sglang_047_fraction,
@@ -208,6 +209,7 @@ _SGLANG_048 = replace(
 _SGLANG_05 = replace(
     _SGLANG_048,
     name="sglang-0.5",
+    text=SGLANG_TEXT_03,
     since=(0, 5, 3),
     date="2025-10",
     source="as sglang-0.4.8; chunks, graphs and memory by the GPU's memory (srt/server_args.py of 0.5.3, "
@@ -316,7 +318,7 @@ _SGLANG_0511 = replace(
     "speculative_eagle_topk above 1)",
     overlaps_drafting=(True, True),
     own_prompt_graphs=_GRAPHS_0511,
-    draft_graphs=DRAFTS["0.5.11"],
+    draft_graphs=SGLANG_DRAFTS["0.5.11"],
     fraction=partial(sglang_0510_fraction, graphs=_GRAPHS_0511),
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True),
 )
@@ -329,10 +331,11 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    text=SGLANG_TEXT_14,
     overlaps_states=True,
     caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
-    draft_graphs=DRAFTS["0.5.14"],
+    draft_graphs=SGLANG_DRAFTS["0.5.14"],
     overlaps_trees=True,  # srt/speculative: eagle_worker.py is gone; 0.5.11: "v2 currently only supports topk = 1"
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0514),
@@ -344,7 +347,7 @@ _SGLANG_0515 = replace(
     date="2026-07",
     source="as sglang-0.5.14; graphs of prompts without torch.compile, not with latent attention; memory by pool",
     own_prompt_graphs=_GRAPHS_0515,
-    draft_graphs=DRAFTS["0.5.15"],
+    draft_graphs=SGLANG_DRAFTS["0.5.15"],
     fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0515),
 )
 _SGLANG_0517 = replace(
@@ -387,7 +390,7 @@ _SGLANG_0523 = replace(
     "attend in the latent's width "
     "(models/deepseek_common/attention_backend_handler.py)",
     own_prompt_graphs=_GRAPHS_0523,
-    draft_graphs=DRAFTS["0.5.23"],
+    draft_graphs=SGLANG_DRAFTS["0.5.23"],
     fraction=partial(sglang_0522_fraction, graphs=_GRAPHS_0523),
 )
 RECORDS = (

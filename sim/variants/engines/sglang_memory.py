@@ -8,7 +8,12 @@ from sim.variants.engines.defaults import Defaults, Server
 from sim.variants.engines.kernel_facts import PromptGraphs
 
 GIB = 2.0**30
-DRAFTS_MIB = {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}  # kept free for drafts of EAGLE, of STANDALONE
+DRAFTS_MIB = {
+    "none": 0,
+    "text": 0,
+    "layer": 2 * 1024,
+    "model": 6 * 1024,
+}  # kept free for drafts of EAGLE, of STANDALONE
 DRAFTS_0510_MIB = DRAFTS_MIB | {"layer": 4 * 1024}
 
 

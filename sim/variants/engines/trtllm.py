@@ -74,6 +74,7 @@ _TRTLLM_08 = Engine(
     "(tensorrt_llm/bench/dataclasses/configuration.py: ExecutorSettingsConfig.chunking true; its MAX_UTILIZATION is "
     "replaced by NO_EVICT in bench/benchmark/throughput.py); not modelled: dynamic_max_batch_size",
     host=TRTLLM,
+    text=None,
     stages_drafting=False,  # of this engine nothing was read about drafts beside stages or adapters
     adapters_drafting=False,
     reserved_output=1.0,
@@ -119,6 +120,7 @@ _TRTLLM_1 = Engine(
     drafting_tokens=of_sequences(trtllm_10_sizes),
     asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
     overlaps_drafting=(True, False),
+    text=None,
     drafts_on_prompts=True,  # _torch/speculative/mtp.py, MTPEagleWorker.forward: batch_size has contexts
     padded_experts=("alike", "alike"),
     # _torch/pyexecutor/cuda_graph_runner.py, _get_padded_batch: the largest of all ranks' batches, if all only decode
@@ -188,6 +190,7 @@ RECORDS = (
         "launches and group_reads: fitted to trtllm_static_h100; no kernel reads a KV head once for a group before 0.8 "
         "(XQA blog); the capacity scheduler's default policy is GUARANTEED_NO_EVICT, and chunked context is off "
         "(useful-runtime-flags.md)",
+        text=None,
         host={"hopper": TRTLLM_06},
         stages_drafting=False,
         adapters_drafting=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.core.sampler import Sampler
-from sim.variants.engines.admission import Routers
+from sim.variants.engines.admission import LoadScore, Routers
 from sim.variants.engines.defaults import Case, Defaults
 from sim.variants.engines.drafting import (
     VLLM_DRAFTS_08,
@@ -13,6 +13,7 @@ from sim.variants.engines.drafting import (
     VLLM_DRAFTS_20,
     VLLM_DRAFTS_28,
     VLLM_DRAFTS_31_MODEL,
+    VLLM_TEXT,
 )
 from sim.variants.engines.graph_sizes import (
     AskedGraphs,
@@ -62,6 +63,7 @@ _SAMPLER_V1 = SAMPLER_V0._replace(probabilities=False, logprobs="all")
 _SAMPLER_17 = _SAMPLER_V1._replace(filters="pivots")
 _SAMPLER_21 = _SAMPLER_V1._replace(filters="rejection")
 _SAMPLER_28 = Sampler("draws", "rejection", "gumbel", "counts", logprobs="few")
+_ROUTERS = Routers("least_loaded", "least_loaded")
 _VLLM_09 = Engine(
     "vllm-v1",
     "vLLM",
@@ -74,13 +76,13 @@ _VLLM_09 = Engine(
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts",
     host=hosts(VLLM_V1),
-    # v1/engine/core_client.py, DPLBAsyncMPClient: fewest requests (0.9), waiting ones counted four times (0.10.2),
-    # later more by the cache's use (0.28)
-    routers=Routers("least_loaded", "least_loaded"),
+    # v1/engine/core_client.py, DPLBAsyncMPClient, get_core_engine_for_request: fewest requests (0.9)
+    routers=_ROUTERS,
     shares_stages=False,  # v1/core/sched/scheduler.py: max_num_seqs for all; what is ready and fits goes along
     may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts
     overlaps_stages=False,
     overlaps_drafting=(False, False),
+    text=VLLM_TEXT,
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     handing_over=PROXIED,
     graph_sizes=vllm_08_sizes,
@@ -132,6 +134,7 @@ _VLLM_11 = replace(
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
     cases=(_LARGE, _GPT_OSS),
+    routers=_ROUTERS._replace(score=LoadScore(waiting=4.0)),  # 0.10.2, 0.21.0, 0.24.0, 0.26.0: `waiting * 4 + running`
     latent_blocks=BLOCKS_11,
     latents=LATENTS_11,
     all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
@@ -212,6 +215,8 @@ _VLLM_28 = replace(
     " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
     " _set_cudagraph_sizes), neither in 0.27.1",
     host=hosts(VLLM_V1_32),
+    # 0.27.1, 0.32.0: `waiting * 6.0 * max(0.0, kv_cache_usage - 0.5)`; eng_start_index moves on (0.26.0, 0.24.0 not)
+    routers=_ROUTERS._replace(score=LoadScore(pressed=6.0, rotates=True)),
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
     draft_graphs=(VLLM_DRAFTS_28, VLLM_DRAFTS_20),

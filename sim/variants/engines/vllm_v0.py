@@ -33,6 +33,7 @@ _FIRST_VLLM = Engine(
     "(core/scheduler.py), entry: core/block_manager.py",
     host=VLLM_02,
     decode_attention="per_head",
+    text=None,
     stages_drafting=False,  # nothing was read of releases before V1 about drafts beside stages, adapters or pools
     adapters_drafting=False,
     handing_over=PROXIED,
@@ -62,6 +63,7 @@ _VLLM_05 = Engine(
     " chunks (747 to 773); max_num_batched_tokens: the model's length (config.py, 804 to 818);"
     " padding: token 0 (worker/model_runner.py)",
     host=hosts(V5),
+    text=None,
     stages_drafting=False,  # as vllm-0.2
     adapters_drafting=False,
     handing_over=PROXIED,

@@ -140,3 +140,11 @@ def test_all_eagle_of_tensorrt_llm_is_eagle_3(tmp_path: Path, product: str, stat
 
 def test_sglangs_own_layer_reads_no_states_of_a_draft(tmp_path: Path) -> None:
     assert "hidden_states" not in converted(tmp_path, f"{EAGLE}\n{BENCH}")[0]["inference"]["speculative"]
+
+
+def test_vllms_drafts_from_the_text_are_found_always_for_no_flag_says_how_often(tmp_path: Path) -> None:
+    options = """--speculative-config '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'"""
+    found, text = converted(tmp_path, f"vllm serve llama3-8b {options}\n{BENCH}")
+    assert found["inference"]["speculative"] == {"tokens": 5, "lookup": 1.0}
+    assert "no flag says how often the text holds a draft" in text
+    parse_scenario(found)

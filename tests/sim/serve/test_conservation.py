@@ -27,7 +27,10 @@ def drawn(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], Any, int 
         "chunked_prefill": [True, False],
         "prefix_cache": ["none", "gpu", "cpu"],
         "kv_cache": [{"max_tokens": 300}, {"max_tokens": 2000}, {"block_tokens": 1}, {"block_tokens": 64}],
-        "speculative": [{"draft": SMALL, "tokens": 3, "acceptance": a} for a in (0, 0.5, 1)],
+        "speculative": [
+            *[{"draft": SMALL, "tokens": 3, "acceptance": a} for a in (0, 0.5, 1)],
+            *[{"lookup": share, "tokens": 3} for share in (0, 0.5, 1)],
+        ],
         "cuda_graphs": [False],
         "async_scheduling": [True, False],
         "router": ["least_loaded", "prefix_aware", "one_queue"],

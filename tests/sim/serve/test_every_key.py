@@ -109,6 +109,7 @@ SECTION: dict[str, list[Any]] = {
         {"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}},
         {"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}, "hidden_states": 3},
         {"tokens": 2, "draft": {**SMALL, "layers": 1}, "branches": 2, "tree_tokens": 5},
+        {"tokens": 2, "lookup": 0.5},
     ],
     "weight_offload": [{"cpu_bytes": 10**7}],
     "sampling": [{"temperature": 0.6, "top_p": 0.9}],

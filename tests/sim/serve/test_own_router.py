@@ -12,10 +12,11 @@ from sim.inputs.engine_file import router_of
 from sim.inputs.scenario import load_scenario
 from sim.rl.answers import draw_answers
 from sim.rl.parts import engine_scenario
-from sim.serve.replicas.router import OneQueue
+from sim.serve.replicas.router import LeastLoaded, OneQueue
 from sim.serve.requests import Request
 from sim.serve.scheduling.sequences import Sequence
 from sim.serve.simulation import coupling, simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.serve.serving_cases import SMALL, serving
 
 EXPERTS = {**SMALL, "moe": {"experts": 8, "top_k": 2, "ffn": 64}}
@@ -62,6 +63,39 @@ def test_vllm_sends_no_request_to_a_busy_replica_beside_an_idle_one() -> None:
     )
     own_s, in_turn_s = (max(s.finish_s for s in found.sequences) for found in (own, turns))
     assert own_s < in_turn_s
+
+
+def chosen(engine: str, states: list[tuple[int, int, float]], times: int = 1) -> list[int]:
+    """Where an engine's server sends requests, one after another, whose replicas have so many requests that wait and
+    run, and so much of their cache taken; none of them ends, and none of those sent counts."""
+    ranks: Any = [
+        SimpleNamespace(waiting=[0] * w, running=[0] * r, cache=SimpleNamespace(available=1000 * (1 - u), blocks=1000))
+        for w, r, u in states
+    ]
+    router = LeastLoaded(ranks, ENGINES[engine].routers.score)
+    return [router.choose(Sequence(Request(0.0, 16, 4), 0)) for _ in range(times)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "states", "expected"),
+    [
+        ("vllm-v1", [(1, 10, 0.9), (0, 12, 0.1)], 0),  # 11, 12
+        ("vllm-0.11", [(1, 10, 0.9), (0, 12, 0.1)], 1),  # 14, 12
+        ("vllm-0.21", [(1, 10, 0.9), (0, 15, 0.1)], 0),  # 14, 15
+        ("vllm-0.28", [(1, 10, 0.5), (0, 12, 0.1)], 0),  # 11, 12
+        ("vllm-0.33", [(1, 10, 1.0), (0, 13, 0.1)], 1),  # 11 + 3, 13
+    ],
+)
+def test_vllm_counts_a_waiting_request_by_release(
+    engine: str, states: list[tuple[int, int, float]], expected: int
+) -> None:
+    assert chosen(engine, states) == [expected]
+
+
+def test_vllm_sends_to_equal_replicas_in_turn_since_0_26() -> None:
+    equal = [(0, 3, 0.2)] * 3
+    assert chosen("vllm-0.21", equal, 4) == [0, 0, 0, 0]
+    assert chosen("vllm-0.28", equal, 4) == [0, 1, 2, 0]
 
 
 def queue(loads: tuple[tuple[int, ...], ...], places: int) -> OneQueue:
