@@ -86,7 +86,6 @@ HARMLESS = re.compile(
 )
 APART = "has GPUs of its own, which is not simulated; with {} it can be converted"
 OF_CRITIC = "the critic: has the policy's sizes, layout, micro-batches and optimizer"
-EPOCHS = "{}: OpenRLHF trains {} times on the answers of a step; one time is simulated"
 PACKS = (
     "micro-batches: OpenRLHF packs {tokens:,} tokens (train.max_tokens_per_gpu · ring and tensor degrees); simulated "
     "are {packed:,}, so that whole sequences of training.seq_len divide the batch"
@@ -127,9 +126,7 @@ def convert_openrlhf_ray(file: Path, text: str, machine: Machine) -> Converted:
 
 
 def _left(s: Settings) -> list[str]:
-    """A note of the flags that nothing took and that may matter; each epoch but the first repeats all updates."""
-    if (epochs := s.size("train.max-epochs", 1)) > 1:
-        s.notes.append(EPOCHS.format(s.written_as("train.max-epochs"), epochs))
+    """A note of the flags that nothing took and that may matter."""
     names = sorted(name for name in set(s.values) - s.taken if not HARMLESS.fullmatch(name))
     return [f"not expressed here: {', '.join(map(s.written_as, names))}"] if names else []
 
@@ -179,6 +176,7 @@ def _rl(s: Settings, lengths: dict[str, Any], model: str, gpus: int) -> dict[str
     at_once = s.flag("train.async-enable")
     shares = s.flag(ALL) and not at_once
     tp, engines = s.size("vllm.tensor-parallel-size", 1), s.integer("vllm.num-engines", 0)
+    epochs = s.size("train.max-epochs", 1)
     if engines < 1:
         raise InputError(
             f"{s.file}: {s.written_as('vllm.num-engines')}: must be at least 1; generation without vLLM is not read"
@@ -195,6 +193,7 @@ def _rl(s: Settings, lengths: dict[str, Any], model: str, gpus: int) -> dict[str
         **lengths,
         "colocated": shares,
         **({"steps_off": 1} if at_once else {}),
+        **({"epochs": epochs} if epochs > 1 else {}),
         "reference": _reference(s),
         "critic": _critic(s, model),
         **_reward(s),

@@ -246,13 +246,14 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
     uses_reference = any([s.flag(f"{ACTOR}.use_kl_loss"), s.flag("algorithm.use_kl_in_reward")])
     on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
     s.taken |= {*(f"{REF}.fsdp_config.{key}" for key in ("param_offload", "offload_policy")), *_as_the_actor(s)}
-    joined = s.flag(f"{MODEL}.use_remove_padding", True)
+    joined, epochs = s.flag(f"{MODEL}.use_remove_padding", True), s.size(f"{ACTOR}.ppo_epochs", 1)
     return {
         "prompts_per_step": s.size(BATCH, 1024),
         "generations_per_prompt": s.size(f"{ROLLOUT}.n", 1),
         "prompt_len": {"max": s.size(PROMPT, 512)},
         "output_len": {"max": s.size(ANSWER, 512)},
         "reference": ("host" if on_host or not megatron else "gpu") if uses_reference else "none",
+        **({"epochs": epochs} if epochs > 1 else {}),
         **({"log_probs": "engine"} if s.flag(BYPASSES) else {}),
         "sequences": "packed" if s.flag(DYNAMIC) else "mean" if joined else "padded",
         "sleep_level": 2 if s.flag(f"{ROLLOUT}.free_cache_engine", True) else 0,

@@ -71,7 +71,6 @@ SEVERAL = (
     f"{STEPS}: the answers of an update are written in {{}} generations, one after another; one generation of all of "
     "them is simulated"
 )
-EPOCHS = "num_iterations: TRL trains {} times on the answers of a step; one time is simulated"
 TILES = (
     "log-probabilities are computed in tiles of logits, as TRL has it since 1.15; earlier releases had all logits of "
     "the answers at once (training.cross_entropy=unfused)"
@@ -216,8 +215,7 @@ def _loss(s: Settings, sections: dict[str, Any], tiled: bool) -> None:
 
 def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool, beta: float) -> dict[str, Any]:
     """The section `rl` without lengths and engine. `beta`: the reference's, by default."""
-    if (times := s.size("num_iterations", 1)) > 1:
-        s.notes.append(EPOCHS.format(times))
+    times = s.size("num_iterations", 1)
     ahead = s.flag("async_prefetch") and not shares
     s.notes += [PREFETCH] if ahead else []
     s.notes += [RULES] if s.take("reward_funcs") and REWARD not in s.values else []
@@ -233,6 +231,7 @@ def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool
         "generations_per_prompt": answers.each,
         **({} if shares else {"colocated": False}),
         **({"steps_off": 1} if ahead else {}),
+        **({"epochs": times} if times > 1 else {}),
         "reference": _reference(s, "lora" in sections["training"], shares, beta),
         **({} if computed else {"log_probs": "engine"}),
         **_reward(s),
