@@ -94,9 +94,11 @@ def _mlperf(file: Path, text: str, asked: Asked) -> Converted:
 
 def _verl(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.scripts.script import read_script
-    from sim.convert.verl import convert_verl
+    from sim.convert.verl import convert_verl, is_verl
+    from sim.convert.verl_sft import convert_verl_sft, is_verl_sft
 
-    return read_script(file, text, asked.given, lambda read: convert_verl(file, read, asked.machine))
+    convert = convert_verl_sft if is_verl_sft(text) and not is_verl(text) else convert_verl
+    return read_script(file, text, asked.given, lambda read: convert(file, read, asked.machine))
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
@@ -208,6 +210,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
     from sim.convert.verl import convert_verl_config
     from sim.convert.verl_files import is_verl_config
+    from sim.convert.verl_sft import convert_verl_sft_config, is_verl_sft_config
     from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
 
@@ -218,6 +221,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     refuse_alike(file, data)
     if is_verl_config(data):
         return convert_verl_config(file, data, asked.machine)
+    if is_verl_sft_config(data):
+        return convert_verl_sft_config(file, data, asked.machine)
     if is_nemo_rl(data):
         return convert_nemo_rl(file, data, asked.machine)
     if is_olmo_core(data):
@@ -271,6 +276,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.trainer_arguments.openrlhf import is_openrlhf
     from sim.convert.trainer_arguments.swift import is_swift
     from sim.convert.verl import is_verl
+    from sim.convert.verl_sft import is_verl_sft
 
     if file.suffix == ".py" and OLMO_CORE in text:
         raise not_read(file, text, "")
@@ -282,7 +288,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "serving"
     if is_mlperf(text):
         return "mlperf"
-    if is_verl(text):
+    if is_verl(text) or is_verl_sft(text):
         return "verl"
     if is_openrlhf(text) or is_openrlhf_ray(text):
         return "openrlhf"

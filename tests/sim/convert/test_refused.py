@@ -101,7 +101,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "found 'remax'; needs further answers",
         ),
         ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "the config x is not there"),
-        ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
+        ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=veomni", "engine: found 'veomni'; can be converted"),
+        ("a.sh", "python3 -m verl.trainer.main_eval data.path=a", "has a command of verl, which is not read"),
         (
             "a.sh",
             "deepspeed --module openrlhf.cli.train_dpo --zero_stage 2",
