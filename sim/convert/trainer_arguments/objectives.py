@@ -1,4 +1,5 @@
-"""What a fine-tuning config or command trains for: next tokens of given texts, and pairs of answers, are converted."""
+"""What a fine-tuning config or command trains for: next tokens of given texts, pairs of answers, and good and bad ones
+are converted."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ GENERATES = "generates answers in each step, which a scenario with `rl` describe
 CONVERTED: dict[str, Objective] = {
     "dpo": "dpo",
     "ipo": "dpo",
+    "kto": "kto",
     "orpo": "orpo",
     "reward": "reward",
     **dict.fromkeys(("cpo", "simpo"), "orpo"),  # whose operators it has (`_of_cpo`)
@@ -27,7 +29,6 @@ CONVERTED: dict[str, Objective] = {
 }
 OBJECTIVES = {
     "bco": "has a reference model read each answer, too, and an estimate of the answers' density",
-    "kto": "has a reference model read each answer, too, and both models answers to other prompts",
     "rm": f"{PAIRS}, with a head for rewards beside the vocabulary's",
     "prm": "trains on the steps of answers, with a head for rewards",
     **dict.fromkeys(("ppo", "nash", "xpo", "online"), GENERATES),
@@ -53,7 +54,6 @@ OF_TRL = "{}, a key of TRL's {}"
 TRAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "PPO": (GENERATES, ("num_ppo_epochs", "response_length", "reward_model_path", "missing_eos_penalty", "rloo_k")),
     "GKD": (OBJECTIVES["gkd"], ("teacher_model_name_or_path", "seq_kd", "lmbda")),
-    "KTO": (OBJECTIVES["kto"], ("desirable_weight", "undesirable_weight")),
 }
 # Keys of trainers that are converted; the last of `OF_PAIRS` may be another one's, too.
 OF_GRPO = (
@@ -64,6 +64,10 @@ OF_GRPO = (
 RLOO, OF_RLOO = "rloo", ("normalize_advantages", "reward_clip_range")
 OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
     "reward": ("center_rewards_coefficient",),
+    "kto": (
+        *("desirable_weight", "undesirable_weight", "kto_desirable_weight", "kto_undesirable_weight"),
+        *("kto_chosen_weight", "kto_rejected_weight"),
+    ),
     "dpo": (
         *("precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model", "ref_model_sync_steps"),
         *("f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "rpo_alpha"),
@@ -188,6 +192,7 @@ def script_objective(file: Path, words: list[str]) -> str | None:
 
 def _error(file: Path, where: str, what: str) -> InputError:
     converted = (
-        "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), or by GRPO or RLOO"
+        "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), on good "
+        "and bad ones (kto), or by GRPO or RLOO"
     )
     return InputError(f"{file}: {where}: {what}; can be converted: {converted}")
