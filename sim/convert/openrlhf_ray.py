@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import known_by_name, named_model, named_reward, with_prediction
 from sim.convert.scripts.command_line import flags_of, words_behind, words_of
-from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.settings import ONE_TURN, Converted, Machine, Settings
 from sim.convert.trainer_arguments.openrlhf import openrlhf_settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import EAGER, LENGTHS
@@ -24,6 +24,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
+AGENT = "train.agent-func-path"
 MODULE = "openrlhf.cli.train_ppo_ray"
 # Today's names by former ones.
 MODELS = ("ref", "reward", "critic", "actor")
@@ -174,6 +175,8 @@ def _of_deepspeed(s: Settings) -> dict[str, Any]:
 
 def _rl(s: Settings, lengths: dict[str, Any], model: str, gpus: int) -> dict[str, Any]:
     at_once = s.flag("train.async-enable")
+    if s.take(AGENT):
+        s.notes.append(ONE_TURN.format(s.written_as(AGENT)))
     shares = s.flag(ALL) and not at_once
     tp, engines = s.size("vllm.tensor-parallel-size", 1), s.integer("vllm.num-engines", 0)
     epochs = s.size("train.max-epochs", 1)
@@ -241,7 +244,7 @@ def _sizes(model: str) -> tuple[int, int, int]:
 
 def _reward(s: Settings) -> dict[str, Any]:
     """A reward model's key, where no URL and no agent gives the rewards."""
-    elsewhere = [s.take("reward.remote-url"), s.take("train.agent-func-path")]
+    elsewhere = [s.take("reward.remote-url"), s.take(AGENT)]
     named = s.take("reward.model-name-or-path")
     if any(elsewhere) or named is None:
         return {}

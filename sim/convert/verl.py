@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import words_behind, words_of
-from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.settings import ONE_TURN, Converted, Machine, Settings
 from sim.convert.verl_critic import critic_of, note_critic, of_critic
 from sim.convert.verl_files import as_usual, named_config, option_of, settings_of, typed_word
 from sim.convert.verl_megatron import by_megatron
@@ -37,6 +37,7 @@ BATCH = "data.train_batch_size"
 ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "ref", "model"))
 WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
+TURNS = f"{ROLLOUT}.multi_turn"
 QUANTIZED = {"fp8": "fp8"}  # by the engine itself, as it loads the weights
 # Versions that verl 0.9.1 requires (its metadata, extras `vllm` and `sglang`; setup.py names none of TensorRT-LLM).
 PINNED = {"vllm": "vLLM 0.24.0", "sglang": "SGLang 0.5.12"}
@@ -171,6 +172,9 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
     uses_reference = any([s.flag(f"{ACTOR}.use_kl_loss"), s.flag("algorithm.use_kl_in_reward")])
     on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
     s.taken |= {*(f"{REF}.fsdp_config.{key}" for key in ("param_offload", "offload_policy")), *_as_the_actor(s)}
+    if s.flag(f"{TURNS}.enable"):
+        s.notes.append(ONE_TURN.format(f"{TURNS}.enable"))
+        s.taken |= {key for key in s.values if key.startswith((f"{TURNS}.", f"{ROLLOUT}.agent."))}
     joined, epochs = s.flag(f"{MODEL}.use_remove_padding", True), s.size(f"{ACTOR}.ppo_epochs", 1)
     return {
         "prompts_per_step": s.size(BATCH, 1024),
