@@ -107,7 +107,7 @@ def convert_prime_rl(file: Path, text: str, machine: Machine) -> Converted:
     length = t.size("model.seq_len" if of_rl else "data.seq_len", usual)
     of_others = {k: v for k, v in values.items() if not _trains(k, of_rl) and v is not None}
     o = Settings(file, of_others, notes=t.notes, taken={"seq_len", "model.name"})
-    batch = o.size("orchestrator.batch_size") if of_rl else t.size("data.batch_size", 128)
+    batch = _batch(o) if of_rl else t.size("data.batch_size", 128)
     starts = o if of_rl else t
     gpus, of_engines = _gpus(starts, machine, of_rl)
     layout = _layout(t, gpus, model, _copies(t, starts, gpus))
@@ -286,6 +286,20 @@ def _sends(t: Settings, o: Settings) -> None:
     by = t.take("weight_broadcast.type", o.take(_first(o, *names), "filesystem"))
     o.taken |= set(names)
     o.notes += [FILES] if by == "filesystem" else []
+
+
+def _batch(o: Settings) -> int:
+    """Answers of a step (configs/orchestrator.py: `resolve_batching`).
+
+    Raises:
+        InputError: for a batch in tokens.
+    """
+    by_tokens = "orchestrator.token_batch_size"
+    if by_tokens in o.values:
+        raise InputError(
+            f"{o.file}: {by_tokens}: a batch in tokens is not simulated; orchestrator.batch_size, in answers, is"
+        )
+    return o.size("orchestrator.batch_size", 128)
 
 
 def _group(o: Settings) -> int:

@@ -140,12 +140,14 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _of_arguments(file: Path, arguments: dict[str, Any], machine: Machine, seq_len: int | None) -> Converted:
-    """Arguments of Transformers' Trainer, of a step on given texts or of GRPO."""
+    """Arguments of Transformers' Trainer, of a step on given texts, with a teacher or of GRPO."""
+    from sim.convert.trainer_arguments.gkd import convert_gkd
     from sim.convert.trainer_arguments.grpo import convert_grpo
     from sim.convert.trainer_arguments.objectives import objective_of
     from sim.convert.trainer_arguments.scenario import convert_deepspeed
 
-    convert = convert_grpo if objective_of(file, arguments) == "grpo" else convert_deepspeed
+    others = {"grpo": convert_grpo, "gkd": convert_gkd}
+    convert = others.get(str(objective_of(file, arguments)), convert_deepspeed)
     return convert(file, arguments, machine, seq_len)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
+from sim.convert.teachers import taught_by
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
@@ -26,7 +27,6 @@ OTHER_RECIPES = {
     "policy_model": "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)",
 }
 TEACHER = "teacher_model"  # of recipes/knowledge_distillation_distributed.py and _single_device.py
-SHARDED_TEACHER = "teacher_model: is whole on every GPU in the simulation; torchtune shards it with FSDP2"
 OF_TEACHER = (
     "kd_loss: both models' logits are compared at once in the simulation, and a part of them at a time in torchtune"
 )
@@ -140,8 +140,8 @@ def _taught(s: Settings, dp: int) -> dict[str, Any]:
     """The section `distillation`: the teacher's logits are the student's second target."""
     s.taken |= {f"kd_loss.{COMPONENT}", "kd_loss.num_output_chunks", "kd_ratio"}
     s.taken |= {name for name in s.values if name.startswith("teacher_checkpointer.")}
-    s.notes += [OF_TEACHER, *([SHARDED_TEACHER] if dp > 1 else [])]
-    return {"distillation": {"teacher": _model(s, _component(s, TEACHER), TEACHER)}}
+    s.notes.append(OF_TEACHER)
+    return taught_by(_model(s, _component(s, TEACHER), TEACHER), dp, s.notes)
 
 
 def _numbers(s: Settings) -> dict[str, Any]:

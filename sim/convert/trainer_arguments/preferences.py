@@ -34,6 +34,7 @@ SMALL = (
     *("pref_beta", "pref_loss", "dpo_label_smoothing", "simpo_gamma", "orpo_alpha", "simpo_margin", "dpo_beta"),
     *("center_rewards_coefficient", "ref_model_mixup_alpha", "padding_free", "rl_beta"),
 )
+OTHERS = (None, "grpo", "gkd")  # than losses over answers
 UNPAIRED = "apo_zero_unpaired"
 SEVERAL = "{}: taken for TRL's DPO, as the file names no trainer; KTO, ORPO and others have it, too"
 TILES = (
@@ -49,14 +50,12 @@ FSDP = (
 def with_length(data: dict[str, Any], loss: Objective | None, lengths: tuple[str, ...]) -> dict[str, Any]:
     """The arguments with TRL's own length where a file of its trainers leaves it out."""
     others = ("stage", "base_model", *lengths)
-    return (
-        data if loss in (None, "grpo") or any(data.get(key) for key in others) else {**data, "max_length": TRL_LENGTH}
-    )
+    return data if loss in OTHERS or any(data.get(key) for key in others) else {**data, "max_length": TRL_LENGTH}
 
 
 def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], layout: dict[str, Any]) -> None:
     """Add to `training` what a loss over pairs says of it: nothing for others. Sizes count two sequences a pair."""
-    if loss is None or loss == "grpo":
+    if loss in OTHERS:
         s.take(OF_SCRIPT)
         return
     s.taken |= {

@@ -73,8 +73,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.yaml", "model: {model_path: x}\ntrain: {micro_batch_size: 1}", "is a file of VeOmni, which is not read"),
         (
             "a.toml",
-            "[model]\nname = 'x'\n[orchestrator]\ngroup_size = 8",
-            "orchestrator.batch_size: is required and missing",
+            "[model]\nname = 'x'\n[orchestrator]\ntoken_batch_size = 8",
+            "orchestrator.token_batch_size: a batch in tokens is not simulated",
         ),
         (
             "a.sh",
@@ -139,7 +139,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "base_model: llama3-8b\nplugins: [axolotl.integrations.spectrum.SpectrumPlugin]",
             "plugin spectrum: trains some of the parameters",
         ),
-        ("a.yaml", "base_model: llama3-8b\nkd_trainer: true", "plugin kd: has a teacher read each answer"),
+        ("a.yaml", "base_model: llama3-8b\nkd_trainer: true", "plugin kd: learns from a teacher's likeliest tokens"),
         ("a.yaml", "base_model: llama3-8b\nprocess_reward_model: true", "trains on the steps of answers"),
         (
             "bert.yaml",
@@ -201,7 +201,10 @@ def test_flags_of_a_patched_megatron_lm_are_refused(tmp_path: Path, flags: str, 
         ("use_vllm: true", "max_completion_length: answers of 512 tokens leave no room for a prompt in 512"),
         ("loss_type: apo_zero_unpaired", "its models read no other answers, which is not simulated"),
         ("loss_type: dapo", "use_vllm: is missing, which is false; must be true"),
-        ("teacher_model_name_or_path: a/b", "a key of TRL's GKD: has a teacher read each answer"),
+        (
+            "teacher_model_name_or_path: a/b",
+            "lmbda: found 0.5; the student writes answers in this share of the batches",
+        ),
         ("num_ppo_epochs: 4", "a key of TRL's PPO: generates answers"),
     ],
 )

@@ -145,12 +145,13 @@ def test_a_teacher_reads_what_its_student_learns(tmp_path: Path) -> None:
     text = FULL.replace("llama3_1.llama3_1_8b", "llama3_2.llama3_2_1b")
     alone, _ = converted(tmp_path, "x.yaml", text, *ON_8)
     data, said = converted(tmp_path, "x.yaml", text + TAUGHT, *ON_8)
-    assert data == alone | {"distillation": {"teacher": "llama3.1-8b"}}
-    assert "torchtune shards it with FSDP2" in said
+    assert data == alone | {"distillation": {"teacher": "llama3.1-8b", "teacher_parallelism": {"tp": 8}}}
+    assert "the trainer shards it over 8 ranks" in said
     assert "not expressed" not in said
     taught, student = (simulate(parse_scenario(each)).outcome for each in (data, alone))
     assert taught.step_time_s > 1.5 * student.step_time_s
-    assert "FSDP2" not in converted(tmp_path, "x.yaml", text + TAUGHT, "--cluster", "dgx-h100", "--gpus", "1")[1]
+    one, said = converted(tmp_path, "x.yaml", text + TAUGHT, "--cluster", "dgx-h100", "--gpus", "1")
+    assert (one["distillation"], "shards" in said) == ({"teacher": "llama3.1-8b"}, False)
 
 
 def test_a_model_with_experts_by_its_builders_name(tmp_path: Path) -> None:
