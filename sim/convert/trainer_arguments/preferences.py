@@ -55,8 +55,10 @@ def with_length(data: dict[str, Any], loss: Objective | None, lengths: tuple[str
 
 def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], layout: dict[str, Any]) -> None:
     """Add to `training` what a loss over pairs says of it: nothing for others. Sizes count two sequences a pair."""
-    if loss in OTHERS:
+    if loss is None or loss == "grpo":
         s.take(OF_SCRIPT)
+        return
+    if loss == "gkd":  # which has a section of its own
         return
     s.taken |= {
         *KEYS,
