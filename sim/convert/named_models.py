@@ -34,7 +34,8 @@ def named_model(file: Path, place: str, named: str, notes: list[str]) -> str:
     if (found := known_by_name(named)) is not None:
         notes.append(BY_NAME.format(named, found.removeprefix("hf://")))
         return found
-    problem = what_to_write(named, model_presets()) if is_id(named) else lacking(named).removeprefix(", ") or UNKNOWN
+    last = lacking(named.rstrip("/").rpartition("/")[2])  # a variable before it would say no more
+    problem = what_to_write(named, model_presets()) if is_id(named) else last.removeprefix(", ") or UNKNOWN
     raise InputError(f"{place}: found {show(named)}; {problem}; or give --model NAME or --model FOLDER/config.json")
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import known_by_name, named_model, named_reward, with_prediction
 from sim.convert.scripts.command_line import flags_of, words_behind, words_of
-from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.settings import ONE_TURN, Converted, Machine, Settings
 from sim.convert.trainer_arguments.openrlhf import openrlhf_settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import EAGER, LENGTHS
@@ -24,6 +24,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
+AGENT = "train.agent-func-path"
 MODULE = "openrlhf.cli.train_ppo_ray"
 # Today's names by former ones.
 MODELS = ("ref", "reward", "critic", "actor")
@@ -86,7 +87,6 @@ HARMLESS = re.compile(
 )
 APART = "has GPUs of its own, which is not simulated; with {} it can be converted"
 OF_CRITIC = "the critic: has the policy's sizes, layout, micro-batches and optimizer"
-EPOCHS = "{}: OpenRLHF trains {} times on the answers of a step; one time is simulated"
 PACKS = (
     "micro-batches: OpenRLHF packs {tokens:,} tokens (train.max_tokens_per_gpu · ring and tensor degrees); simulated "
     "are {packed:,}, so that whole sequences of training.seq_len divide the batch"
@@ -127,9 +127,7 @@ def convert_openrlhf_ray(file: Path, text: str, machine: Machine) -> Converted:
 
 
 def _left(s: Settings) -> list[str]:
-    """A note of the flags that nothing took and that may matter; each epoch but the first repeats all updates."""
-    if (epochs := s.size("train.max-epochs", 1)) > 1:
-        s.notes.append(EPOCHS.format(s.written_as("train.max-epochs"), epochs))
+    """A note of the flags that nothing took and that may matter."""
     names = sorted(name for name in set(s.values) - s.taken if not HARMLESS.fullmatch(name))
     return [f"not expressed here: {', '.join(map(s.written_as, names))}"] if names else []
 
@@ -177,8 +175,11 @@ def _of_deepspeed(s: Settings) -> dict[str, Any]:
 
 def _rl(s: Settings, lengths: dict[str, Any], model: str, gpus: int) -> dict[str, Any]:
     at_once = s.flag("train.async-enable")
+    if s.take(AGENT):
+        s.notes.append(ONE_TURN.format(s.written_as(AGENT)))
     shares = s.flag(ALL) and not at_once
     tp, engines = s.size("vllm.tensor-parallel-size", 1), s.integer("vllm.num-engines", 0)
+    epochs = s.size("train.max-epochs", 1)
     if engines < 1:
         raise InputError(
             f"{s.file}: {s.written_as('vllm.num-engines')}: must be at least 1; generation without vLLM is not read"
@@ -195,6 +196,7 @@ def _rl(s: Settings, lengths: dict[str, Any], model: str, gpus: int) -> dict[str
         **lengths,
         "colocated": shares,
         **({"steps_off": 1} if at_once else {}),
+        **({"epochs": epochs} if epochs > 1 else {}),
         "reference": _reference(s),
         "critic": _critic(s, model),
         **_reward(s),
@@ -242,7 +244,7 @@ def _sizes(model: str) -> tuple[int, int, int]:
 
 def _reward(s: Settings) -> dict[str, Any]:
     """A reward model's key, where no URL and no agent gives the rewards."""
-    elsewhere = [s.take("reward.remote-url"), s.take("train.agent-func-path")]
+    elsewhere = [s.take("reward.remote-url"), s.take(AGENT)]
     named = s.take("reward.model-name-or-path")
     if any(elsewhere) or named is None:
         return {}

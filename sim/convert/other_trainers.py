@@ -68,7 +68,7 @@ OF_ENGINE = f": this engine has no record here; {OWN_ENGINE}"
 COMMANDS = (
     ("verl", ("verl.trainer.main_ppo",), " (a command with data.train_batch_size=N is, and any by --from verl)"),
     ("verl", ("actor_rollout_ref.",), " (a scenario with `rl` describes its step: docs/rl.md)"),
-    ("verl", ("verl.trainer.",), ""),  # its fine-tuning
+    ("verl", ("verl.trainer.",), ""),  # its generation and evaluation
     ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), " (openrlhf.cli.train_sft and train_ppo_ray are)"),
     ("GPT-NeoX", ("deepy.py",), ""),
     ("Colossal-AI", ("colossalai run",), ""),

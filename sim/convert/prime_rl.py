@@ -23,10 +23,11 @@ from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
 OF_TITAN = ("training", "job", "parallelism", "metrics")
-OF_SFT = ("model", "data")
+DEPLOYED = "deployment"  # a table that no other trainer's TOML has
 SIZES = ("seq_len", "batch_size", "micro_batch_size")  # of `data`; one of them
 USUAL_LENGTH, USUAL_MODEL = 2048, "Qwen/Qwen3-0.6B"
 TUNED_LENGTH = 128  # of sft's `data`
+SHORT = f"data.seq_len: {TUNED_LENGTH}, prime-rl's default; --set training.seq_len=N has what another file says"
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 ATTENTION = {
@@ -49,7 +50,17 @@ LOSSES = {"torch": "unfused", "liger": "fused", "liger_fused": "chunked", "quack
 OF_ALL = ("wandb", "log", "ckpt", "output_dir", "max_steps", "bench", "tokenizer", "heartbeat", "renderer", "env_vars")
 HARMLESS = (
     *OF_ALL,
-    *("slurm", "clean_output_dir", "dry_run", "env_server_base_port", "scheduler", "val", "dist_timeout_seconds", "gc"),
+    *(
+        "slurm",
+        "clean",
+        "clean_output_dir",
+        "dry_run",
+        "env_server_base_port",
+        "scheduler",
+        "val",
+        "dist_timeout_seconds",
+        "gc",
+    ),
     *("loss", "metrics_server", "weight_broadcast.port", "weight_broadcast.timeout", "weight_broadcast.host"),
     *("weight_broadcast.save_sharded", "weight_broadcast.save_format", "deployment.orchestrator_on_inference"),
     *(f"data.{key}" for key in ("type", "name", "subsets", "splits", "seed", "shuffle", "loss_mask", "probabilities")),
@@ -81,7 +92,7 @@ def is_prime_rl(text: str) -> bool:
     except tomllib.TOMLDecodeError:
         return False
     sizes = data.get("data") if isinstance(data.get("data"), dict) else {}
-    tunes = all(key in data for key in OF_SFT) and any(key in (sizes or {}) for key in SIZES)
+    tunes = "model" in data and (any(key in (sizes or {}) for key in SIZES) or DEPLOYED in data)
     return "orchestrator" in data or (tunes and not any(key in data for key in OF_TITAN))
 
 
@@ -104,10 +115,12 @@ def convert_prime_rl(file: Path, text: str, machine: Machine) -> Converted:
     named = str(t.take("model.name", USUAL_MODEL))
     model = machine.model or named_model(file, f"{file}: model.name", named, t.notes)
     usual = t.integer("seq_len", USUAL_LENGTH) if of_rl else TUNED_LENGTH
+    if not of_rl and "data.seq_len" not in t.values:
+        t.notes.append(SHORT)
     length = t.size("model.seq_len" if of_rl else "data.seq_len", usual)
     of_others = {k: v for k, v in values.items() if not _trains(k, of_rl) and v is not None}
     o = Settings(file, of_others, notes=t.notes, taken={"seq_len", "model.name"})
-    batch = o.size("orchestrator.batch_size") if of_rl else t.size("data.batch_size", 128)
+    batch = _batch(o) if of_rl else t.size("data.batch_size", 128)
     starts = o if of_rl else t
     gpus, of_engines = _gpus(starts, machine, of_rl)
     layout = _layout(t, gpus, model, _copies(t, starts, gpus))
@@ -158,8 +171,9 @@ def _gpus(s: Settings, machine: Machine, of_rl: bool) -> tuple[int, int]:
     each = s.size("deployment.gpus_per_node", 8)
     several = s.take("deployment.type", "single_node") == "multi_node"
     if not of_rl:
-        stated = s.size("deployment.num_nodes", 2) * each if several else s.size("deployment.num_gpus", 1)
-        return machine.gpus or stated, 0
+        nodes, gpus = (f"deployment.num_train_{of}" for of in ("nodes", "gpus"))  # newer names than the others
+        count = s.size(_first(s, nodes, "deployment.num_nodes"), 2) * each
+        return machine.gpus or (count if several else s.size(_first(s, gpus, "deployment.num_gpus"), 1)), 0
     if several:
         replicas = s.size("deployment.num_infer_replicas", 1)
         trains, engines = s.size("deployment.num_train_nodes") * each, s.size("deployment.num_infer_nodes") * each
@@ -286,6 +300,20 @@ def _sends(t: Settings, o: Settings) -> None:
     by = t.take("weight_broadcast.type", o.take(_first(o, *names), "filesystem"))
     o.taken |= set(names)
     o.notes += [FILES] if by == "filesystem" else []
+
+
+def _batch(o: Settings) -> int:
+    """Answers of a step (configs/orchestrator.py: `resolve_batching`).
+
+    Raises:
+        InputError: for a batch in tokens.
+    """
+    by_tokens = "orchestrator.token_batch_size"
+    if by_tokens in o.values:
+        raise InputError(
+            f"{o.file}: {by_tokens}: a batch in tokens is not simulated; orchestrator.batch_size, in answers, is"
+        )
+    return o.size("orchestrator.batch_size", 128)
 
 
 def _group(o: Settings) -> int:

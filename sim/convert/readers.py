@@ -97,9 +97,11 @@ def _mlperf(file: Path, text: str, asked: Asked) -> Converted:
 
 def _verl(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.scripts.script import read_script
-    from sim.convert.verl import convert_verl
+    from sim.convert.verl import convert_verl, is_verl
+    from sim.convert.verl_sft import convert_verl_sft, is_verl_sft
 
-    return read_script(file, text, asked.given, lambda read: convert_verl(file, read, asked.machine))
+    convert = convert_verl_sft if is_verl_sft(text) and not is_verl(text) else convert_verl
+    return read_script(file, text, asked.given, lambda read: convert(file, read, asked.machine))
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
@@ -141,12 +143,14 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _of_arguments(file: Path, arguments: dict[str, Any], machine: Machine, seq_len: int | None) -> Converted:
-    """Arguments of Transformers' Trainer, of a step on given texts or of GRPO."""
+    """Arguments of Transformers' Trainer, of a step on given texts, with a teacher or of GRPO."""
+    from sim.convert.trainer_arguments.gkd import convert_gkd
     from sim.convert.trainer_arguments.grpo import convert_grpo
     from sim.convert.trainer_arguments.objectives import objective_of
     from sim.convert.trainer_arguments.scenario import convert_deepspeed
 
-    convert = convert_grpo if objective_of(file, arguments) == "grpo" else convert_deepspeed
+    others = {"grpo": convert_grpo, "gkd": convert_gkd}
+    convert = others.get(str(objective_of(file, arguments)), convert_deepspeed)
     return convert(file, arguments, machine, seq_len)
 
 
@@ -211,9 +215,11 @@ def _data_formats(seq_len: int | None) -> tuple[tuple[IsOwn, ConvertData], ...]:
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.verl import convert_verl_config
     from sim.convert.verl_files import is_verl_config
+    from sim.convert.verl_sft import convert_verl_sft_config, is_verl_sft_config
 
     return (
         (is_verl_config, convert_verl_config),
+        (is_verl_sft_config, convert_verl_sft_config),
         (is_nemo_rl, convert_nemo_rl),
         (is_olmo_core, convert_olmo_core),
         (is_litgpt, partial(convert_litgpt, seq_len=seq_len)),
@@ -281,6 +287,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.trainer_arguments.openrlhf import is_openrlhf
     from sim.convert.trainer_arguments.swift import is_swift
     from sim.convert.verl import is_verl
+    from sim.convert.verl_sft import is_verl_sft
 
     if file.suffix == ".py" and OLMO_CORE in text:
         raise not_read(file, text, "")
@@ -291,7 +298,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     told_by = {
         "serving": (is_serving,),
         "mlperf": (is_mlperf,),
-        "verl": (is_verl,),
+        "verl": (is_verl, is_verl_sft),
         "openrlhf": (is_openrlhf, is_openrlhf_ray),
         "slime": (is_slime,),
         "litgpt": (runs_litgpt,),

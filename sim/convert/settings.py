@@ -29,6 +29,8 @@ SLOW_SWITCHES = (
     *("full_determinism", "training.deterministic", "debug.deterministic", "debug.detect_anomaly"),
     *("wall_clock_breakdown", "group_by_length"),
 )
+# Of rollouts that go to and fro between the model and tools or an environment.
+ONE_TURN = "{}: an answer is simulated as one, without the waits and prompts between its turns"
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
 

@@ -1,8 +1,8 @@
-"""torchtune's YAML as a scenario: full and LoRA fine-tuning on one GPU or with FSDP2, on texts or pairs of answers.
+"""torchtune's YAML as a scenario: full and LoRA fine-tuning on one GPU or with FSDP2, of texts, answers or a teacher.
 
-Names and meaning: recipes/full_finetune_distributed.py, lora_finetune_distributed.py, full_dpo_distributed.py and
-lora_dpo_distributed.py of meta-pytorch/torchtune, release 0.6. Components are named by their Python path; keys of
-sections are written behind a dot.
+Names and meaning: recipes/full_finetune_distributed.py, lora_finetune_distributed.py, full_dpo_distributed.py,
+lora_dpo_distributed.py and knowledge_distillation_distributed.py of meta-pytorch/torchtune, release 0.6. Components are
+named by their Python path; keys of sections are written behind a dot.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Any
 import yaml
 
 from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
+from sim.convert.teachers import taught_by
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
 
 COMPONENT = "_component_"
 MODELS = ("model", "policy_model")  # the section that a recipe trains; the latter's is recipes/ppo_full_finetune_*.py
-# Sections of recipes that are not converted: recipes/knowledge_distillation_*.py and the one above.
+# Sections of recipes that are not converted: the one above.
 OTHER_RECIPES = {
-    "teacher_model": "has a teacher read each answer, too, which a scenario with `distillation` describes "
-    "(docs/distillation.md)",
     "policy_model": "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)",
 }
-TRAINS = "can be converted: training on next tokens, or on pairs of answers (DPO)"
+TEACHER = "teacher_model"  # of recipes/knowledge_distillation_distributed.py and _single_device.py
+OF_TEACHER = (
+    "kd_loss: both models' logits are compared at once in the simulation, and a part of them at a time in torchtune"
+)
+TRAINS = "can be converted: training on next tokens, on pairs of answers (DPO), or with a teacher"
 OPTIMIZER = "optimizer"  # which each recipe that trains needs (`cfg.optimizer`)
 EVALUATES = "is missing, as in configs of torchtune's recipes that evaluate, generate or quantize"
 LORA = re.compile(r"^(q?)lora_")
@@ -98,6 +101,7 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
     if s.flag("dataset.packed"):
         s.notes.append("packed: a sequence is simulated as one text; training.packing describes several shorter ones")
     sections = {"model": model, "training": without_none(training), "parallelism": without_none(layout)}
+    sections |= _taught(s, layout["dp"]) if TEACHER in data else {}
     return s.converted("torchtune", machine, sections)
 
 
@@ -105,13 +109,13 @@ def _component(s: Settings, section: str) -> str:
     return str(s.take(f"{section}.{COMPONENT}", "")).rpartition(".")[2]
 
 
-def _model(s: Settings, name: str) -> Any:
+def _model(s: Settings, name: str, section: str = "model") -> Any:
     """The shipped model that a builder makes, or the sizes that it has."""
     plain = ENDINGS.sub("", name).replace("_", "-")
     of_builders = yaml.safe_load(BUILDERS.read_text(encoding="utf-8"))
     shipped = {preset.replace(".", "-"): preset for preset in model_presets()} | SAME_SIZES | of_builders
     if plain not in shipped:
-        raise InputError(f"{s.file}: model.{COMPONENT}: found {show(name)}; is no shipped model: give --model")
+        raise InputError(f"{s.file}: {section}.{COMPONENT}: found {show(name)}; is no shipped model: give --model")
     return shipped[plain]
 
 
@@ -130,6 +134,14 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "shard_size": dp // replicas if sharded and replicas > 1 else None,
         "reshard_after_forward": False if sharded and not s.flag("fsdp_reshard_after_forward", True) else None,
     }
+
+
+def _taught(s: Settings, dp: int) -> dict[str, Any]:
+    """The section `distillation`: the teacher's logits are the student's second target."""
+    s.taken |= {f"kd_loss.{COMPONENT}", "kd_loss.num_output_chunks", "kd_ratio"}
+    s.taken |= {name for name in s.values if name.startswith("teacher_checkpointer.")}
+    s.notes.append(OF_TEACHER)
+    return taught_by(_model(s, _component(s, TEACHER), TEACHER), dp, s.notes)
 
 
 def _numbers(s: Settings) -> dict[str, Any]:
@@ -169,10 +181,10 @@ def _compiled(s: Settings, pairs: bool) -> dict[str, Any]:
 
 def _recompute(s: Settings) -> Any:
     """`apply_selective_activation_checkpointing` of training/activations.py, else every layer."""
-    mode, option = s.take("ac_mode"), s.take("ac_option")
+    mode, option, whole = s.take("ac_mode"), s.take("ac_option"), s.flag("enable_activation_checkpointing")
     if mode == "selective":
         return "selective_op" if option == "op" else {"mode": "full", "every": s.size("ac_option", 1)}
-    return "full" if s.flag("enable_activation_checkpointing") or mode == "full" else "none"
+    return "full" if whole or mode == "full" else "none"
 
 
 def _optimizer(s: Settings, sharded: bool) -> dict[str, Any]:

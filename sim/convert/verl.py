@@ -1,15 +1,13 @@
 """verl's PPO, GRPO and their kin, `python3 -m verl.trainer.main_ppo key=value …` or a whole YAML, with `rl`.
 
 Names and defaults: verl 0.9.1, trainer/config/_generated_ppo_trainer.yaml and _generated_ppo_megatron_trainer.yaml. A
-mini-batch has `ppo_mini_batch_size` prompts with all of their answers (trainer/ppo/ray_trainer.py). FSDP keeps its
-parameters in fp32, computes in bf16 and reduces in fp32, and the reference is offloaded by force
-(workers/engine/fsdp/transformer_impl.py).
+mini-batch has `ppo_mini_batch_size` prompts with all of their answers (trainer/ppo/ray_trainer.py). FSDP's reference is
+offloaded by force (workers/engine/fsdp/transformer_impl.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +15,29 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import words_behind, words_of
-from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
+from sim.convert.settings import ONE_TURN, Converted, Machine, Settings
 from sim.convert.verl_critic import critic_of, note_critic, of_critic
-from sim.convert.verl_files import as_usual, named_config, settings_of
+from sim.convert.verl_files import as_usual, named_config, option_of, settings_of, typed_word
 from sim.convert.verl_megatron import by_megatron
+from sim.convert.verl_trained import (
+    ACTOR,
+    OF_PPO,
+    fused_loss,
+    layout_of_fsdp,
+    packed,
+    trained_by_megatron,
+    training_of_fsdp,
+)
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
 MODULE = "verl.trainer.main_ppo"
 BATCH = "data.train_batch_size"
-ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
-OF_FSDP, OF_MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
-ENGINE_OF_ALL, STRATEGY = "model_engine", f"{ACTOR}.strategy"  # the first chooses the actor's config, since 0.7
-NAMED_MEGATRON = "megatron"  # in these two and in --config-name
-TRAINERS = ("dp", "fsdp", "fsdp2", NAMED_MEGATRON)
+ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "ref", "model"))
 WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
+TURNS = f"{ROLLOUT}.multi_turn"
 QUANTIZED = {"fp8": "fp8"}  # by the engine itself, as it loads the weights
 # Versions that verl 0.9.1 requires (its metadata, extras `vllm` and `sglang`; setup.py names none of TensorRT-LLM).
 PINNED = {"vllm": "vLLM 0.24.0", "sglang": "SGLang 0.5.12"}
@@ -46,13 +50,9 @@ LENGTHS = {
 }
 EAGER = "{}: the engine is simulated with CUDA graphs all the same"
 PROMPT, ANSWER = "data.max_prompt_length", "data.max_response_length"
-DYNAMIC, ULYSSES = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size"
+DYNAMIC = f"{ACTOR}.use_dynamic_bsz"
 BYPASSES = "algorithm.rollout_correction.bypass_mode"
 CONFIG = "--config-name"
-PACKS = (
-    "micro-batches: verl packs {tokens:,} tokens (ppo_max_token_len_per_gpu · ulysses_sequence_parallel_size); here "
-    "{packed:,}, so that whole sequences of training.seq_len divide the batch"
-)
 
 
 def is_verl(text: str) -> bool:
@@ -77,7 +77,7 @@ def convert_verl_config(file: Path, data: Mapping[str, Any], machine: Machine) -
         InputError: as `convert_verl` does.
     """
     values, inherited = settings_of(file, data)
-    return _converted(Settings(file, values), machine, _by_whom(file, values, inherited))
+    return _converted(Settings(file, values), machine, trained_by_megatron(file, values, OF_PPO, inherited))
 
 
 def _converted(s: Settings, machine: Machine, megatron: bool) -> Converted:
@@ -87,7 +87,7 @@ def _converted(s: Settings, machine: Machine, megatron: bool) -> Converted:
         known = ", ".join((WITH_CRITIC, *WITHOUT_CRITIC))
         raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {known}")
     gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
-    s.taken |= {f"{MODEL}.path", ENGINE_OF_ALL}  # in the first's place --model may stand
+    s.taken |= {f"{MODEL}.path", *OF_PPO.engine}  # in the first's place --model may stand
     model = machine.model or _model(s)
     machine = replace(machine, model=model)
     sections = {
@@ -107,39 +107,14 @@ def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool, list[str]]:
     """What the command and the config that it names set, by key, whether Megatron trains, and notes."""
     behind = words_behind(file, words_of(file, text, ends=True), MODULE)
     pairs = (word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~")))
-    values = {key: _typed(value) for key, value in pairs}
+    values = {key: typed_word(value) for key, value in pairs}
     inherited, notes = list[str](), list[str]()
-    if name := _option(behind, CONFIG):
+    if name := option_of(behind, CONFIG):
         config, inherited, note = named_config(file, text, name)
         if note and BATCH not in values:
             raise InputError(note)
         values, notes = config | values, [note] if note else []
-    return values, _by_whom(file, values, inherited), notes
-
-
-def _option(words: list[str], option: str) -> str:
-    """The value of a command's option, behind it or behind an equals sign; empty without it."""
-    behind = (after for word, after in pairwise([*words, ""]) if word == option)
-    joined = (value for name, _, value in (word.partition("=") for word in words) if name == option)
-    return next((word.strip("'\"") for word in (*behind, *joined)), "")
-
-
-def _by_whom(file: Path, values: Mapping[str, Any], inherited: list[str]) -> bool:
-    """Whether Megatron trains, by what is set and by the configs that are inherited."""
-    named = [NAMED_MEGATRON for word in inherited if NAMED_MEGATRON in word]
-    for key in (ENGINE_OF_ALL, STRATEGY):
-        if (trainer := values.get(key)) is not None:
-            if trainer not in TRAINERS:
-                known = ", ".join(TRAINERS)
-                raise InputError(f"{file}: {key}: found {show(trainer)}; can be converted: {known}")
-            named.append(str(trainer))
-    return NAMED_MEGATRON in named
-
-
-def _typed(value: str) -> Any:
-    words = {"true": True, "false": False, "null": None, "none": None}
-    plain = value.strip("'\"")
-    return words.get(plain.lower(), plain)
+    return values, trained_by_megatron(file, values, OF_PPO, inherited), notes
 
 
 def _model(s: Settings) -> str:
@@ -151,25 +126,6 @@ def _model(s: Settings) -> str:
     return named_model(s.file, s.place(f"{MODEL}.path"), str(s.take(f"{MODEL}.path", "")), s.notes)
 
 
-def _of_fsdp(s: Settings, gpus: int) -> dict[str, Any]:
-    """FSDP over all GPUs, or over groups of `fsdp_size`; Ulysses splits sequences within it."""
-    ulysses = s.size(ULYSSES, 1)
-    group, old = s.integer(f"{OF_FSDP}.fsdp_size", -1), s.take(f"{ACTOR}.strategy", "fsdp") == "fsdp"
-    if gpus % ulysses:
-        raise InputError(f"{s.place(ULYSSES)}: found {ulysses}; must divide {gpus} GPUs")
-    kept = not s.flag(f"{OF_FSDP}.reshard_after_forward", True)
-    found = {
-        "dp": gpus // ulysses,
-        "cp": ulysses if ulysses > 1 else None,
-        "cp_method": "all_to_all" if ulysses > 1 else None,
-        "zero": 3,
-        "fsdp_version": 1 if old else 2,
-        "shard_size": group if 0 < group < gpus else None,
-        "reshard_after_forward": False if kept else None,
-    }
-    return without_none(found)
-
-
 def _trained(s: Settings, machine: Machine, gpus: int, megatron: bool) -> dict[str, Any]:
     """The sections `training` and `parallelism`."""
     batch = s.size(f"{ACTOR}.ppo_mini_batch_size", 256) * s.size(f"{ROLLOUT}.n", 1)
@@ -177,45 +133,18 @@ def _trained(s: Settings, machine: Machine, gpus: int, megatron: bool) -> dict[s
     sizes = {"seq_length": length, "micro_batch_size": 1, "global_batch_size": batch}
     if megatron:
         s.take(f"{MODEL}.enable_gradient_checkpointing")  # of FSDP alone
-        s.take(f"{OF_MEGATRON}.grad_offload")  # gradients are freed while the engine runs, either way
-        training, parallelism = by_megatron(s, replace(machine, gpus=gpus), sizes)
+        s.take(f"{OF_PPO.megatron}.grad_offload")  # gradients are freed while the engine runs, either way
+        training, parallelism = by_megatron(s, OF_PPO, replace(machine, gpus=gpus), sizes)
     else:
-        training, parallelism = _by_fsdp(s), _of_fsdp(s, gpus)
-        training = {"seq_len": length, "micro_batch_size": 1, "global_batch_size": batch} | training
-    training |= _fused_loss(s, parallelism)
+        parallelism = layout_of_fsdp(s, OF_PPO, gpus)
+        training = {"seq_len": length, "micro_batch_size": 1, "global_batch_size": batch}
+        training |= training_of_fsdp(s, OF_PPO) | {
+            "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
+            "cross_entropy": "fused",  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
+        }
+    training |= fused_loss(s, OF_PPO, parallelism)
     training["micro_batch_size"] = _micro_batch(s, length, batch, parallelism)
     return {"training": training, "parallelism": parallelism}
-
-
-def _by_fsdp(s: Settings) -> dict[str, Any]:
-    dtype = str(s.take(f"{OF_FSDP}.model_dtype", "fp32"))
-    rank = s.integer(f"{MODEL}.lora_rank", 0)
-    s.take(f"{ACTOR}.optim.clip_grad")  # a norm is computed for any
-    # FSDP2's `CPUOffloadPolicy` (workers/fsdp_workers.py), which the first FSDP does not read
-    on_host = s.flag(f"{OF_FSDP}.offload_policy") and s.values.get(STRATEGY) == "fsdp2"
-    return {
-        "precision": "bf16",
-        "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
-        "attention": "fused",
-        "optimizer": "adamw",
-        "framework": "transformers",
-        "recompute": "full" if s.flag(f"{MODEL}.enable_gradient_checkpointing", True) else "none",
-        "cross_entropy": "fused",  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
-        **({} if dtype in ("bf16", "bfloat16") else {"param_dtype": "fp32", "grad_reduce_dtype": "fp32"}),
-        **({"lora": {"rank": rank}} if rank else {}),
-        **(FSDP_ON_HOST if on_host else {}),
-    }
-
-
-def _fused_loss(s: Settings, parallelism: dict[str, Any]) -> dict[str, Any]:
-    """Log-probabilities from tiles of the logits, which the backward computes again (utils/experimental/
-    torch_functional.py: `FusedLinearForPPO`; utils/kernel/linear_cross_entropy.py)."""
-    fused = f"{MODEL}.use_fused_kernels"
-    if not s.values.get(fused) or parallelism.get("tp", 1) > 1:  # in which case a note names it
-        s.taken |= set() if s.values.get(fused) else {fused}
-        return {}
-    s.take(f"{MODEL}.fused_kernel_options.impl_backend")
-    return {"cross_entropy": "tiled"} if s.flag(fused) else {}
 
 
 def _micro_batch(s: Settings, length: int, batch: int, parallelism: dict[str, Any]) -> int:
@@ -225,10 +154,7 @@ def _micro_batch(s: Settings, length: int, batch: int, parallelism: dict[str, An
     if s.flag(DYNAMIC):
         s.taken |= {per_gpu, of_all}
         tokens = s.size(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * int(parallelism.get("cp", 1))
-        most = max(tokens // length, 1)
-        found = next((n for n in range(most, 1, -1) if batch % (n * replicas) == 0), 1)
-        s.notes.append(PACKS.format(tokens=tokens, packed=found * length))
-        return found
+        return packed(s, tokens, length, batch, replicas, "ppo_max_token_len_per_gpu")
     s.take(f"{ACTOR}.ppo_max_token_len_per_gpu")
     if (given := s.whole(per_gpu)) is not None:
         return given
@@ -239,20 +165,24 @@ def _micro_batch(s: Settings, length: int, batch: int, parallelism: dict[str, An
 
 def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
     """The section `rl`. FSDP's reference is on the host in any case."""
-    states = OF_MEGATRON if megatron else OF_FSDP
+    states = OF_PPO.megatron if megatron else OF_PPO.fsdp
     offloads = [s.flag(f"{states}.{what}_offload") for what in ("param", "optimizer")]
     if len({*offloads}) > 1:
         s.notes.append(f"{states}: only one of param_offload and optimizer_offload is true; both are simulated as true")
     uses_reference = any([s.flag(f"{ACTOR}.use_kl_loss"), s.flag("algorithm.use_kl_in_reward")])
     on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
     s.taken |= {*(f"{REF}.fsdp_config.{key}" for key in ("param_offload", "offload_policy")), *_as_the_actor(s)}
-    joined = s.flag(f"{MODEL}.use_remove_padding", True)
+    if s.flag(f"{TURNS}.enable"):
+        s.notes.append(ONE_TURN.format(f"{TURNS}.enable"))
+        s.taken |= {key for key in s.values if key.startswith((f"{TURNS}.", f"{ROLLOUT}.agent."))}
+    joined, epochs = s.flag(f"{MODEL}.use_remove_padding", True), s.size(f"{ACTOR}.ppo_epochs", 1)
     return {
         "prompts_per_step": s.size(BATCH, 1024),
         "generations_per_prompt": s.size(f"{ROLLOUT}.n", 1),
         "prompt_len": {"max": s.size(PROMPT, 512)},
         "output_len": {"max": s.size(ANSWER, 512)},
         "reference": ("host" if on_host or not megatron else "gpu") if uses_reference else "none",
+        **({"epochs": epochs} if epochs > 1 else {}),
         **({"log_probs": "engine"} if s.flag(BYPASSES) else {}),
         "sequences": "packed" if s.flag(DYNAMIC) else "mean" if joined else "padded",
         "sleep_level": 2 if s.flag(f"{ROLLOUT}.free_cache_engine", True) else 0,

@@ -7,6 +7,7 @@ verl's (`defaults: [ppo_trainer, _self_]`), whose values are those that the read
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def named_config(file: Path, text: str, name: str) -> tuple[dict[str, Any], list
     if data is None:
         return {}, [name], "" if name.startswith(OWN) else NOT_THERE.format(file, name)
     return *settings_of(file, data), ""
+
+
+def option_of(words: list[str], option: str) -> str:
+    """The value of a command's option, behind it or behind an equals sign; empty without it."""
+    behind = (after for word, after in pairwise([*words, ""]) if word == option)
+    joined = (value for name, _, value in (word.partition("=") for word in words) if name == option)
+    return next((word.strip("'\"") for word in (*behind, *joined)), "")
+
+
+def typed_word(value: str) -> Any:
+    """A command's word as a switch, a null or a text."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    plain = value.strip("'\"")
+    return words.get(plain.lower(), plain)
 
 
 def as_usual(file: Path, values: Mapping[str, Any]) -> set[str]:

@@ -16,18 +16,12 @@ from sim.convert.bridge.lora import OF_BRIDGE, modules_of
 from sim.convert.bridge.scenario import FUSED, megatron_flags, set_sizes
 from sim.convert.megatron.scenario import described
 from sim.convert.settings import Machine, Settings, without_effect
+from sim.convert.verl_trained import Places
 
-ENGINE, OPTIMIZER = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.actor.optim"
-ADAPTERS = "actor_rollout_ref.model.lora"
 OF_ENGINE = (
     *(f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context", "expert_model")),
     *("expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
     *("sequence_parallel", "use_distributed_optimizer", "use_megatron_fsdp"),
-)
-# Where the keys of Megatron-Core's configs stand, the later ones overruling.
-PREFIXES = (
-    *(f"{ENGINE}.", f"{OPTIMIZER}.", f"{OPTIMIZER}.override_optimizer_config."),
-    *(f"{ENGINE}.override_transformer_config.", f"{ENGINE}.override_ddp_config."),
 )
 DEFAULTS: dict[str, Any] = {
     "bf16": True,
@@ -43,14 +37,16 @@ FSDP = {"data_parallel_sharding_strategy": "optim_grads_params", "overlap_grad_r
 DTYPES = {"bfloat16": {}, "bf16": {}, "float16": {"bf16": False, "fp16": True}, "fp16": {"bf16": False, "fp16": True}}
 
 
-def by_megatron(s: Settings, machine: Machine, sizes: dict[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+def by_megatron(
+    s: Settings, at: Places, machine: Machine, sizes: dict[str, int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sections `training` and `parallelism`. `sizes`: of sequence and batches, by Megatron-Core's names; `machine`:
     with the model and all GPUs.
 
     Raises:
         InputError: as `described` does.
     """
-    keys, written = _keys(s)
+    keys, written = _keys(s, at)
     merged = DEFAULTS | DTYPES.get(str(keys.pop("dtype", "bfloat16")), {}) | sizes
     merged |= FSDP if keys.get("use_megatron_fsdp") else {}
     merged |= keys
@@ -62,15 +58,23 @@ def by_megatron(s: Settings, machine: Machine, sizes: dict[str, int]) -> tuple[d
     read = own.taken | {*without_effect("megatron")}
     s.taken |= {path for key, path in written.items() if key in FUSED and merged.get(key)}
     s.taken |= {path for flag, path in names.items() if flag in read and path in s.values}
-    s.taken |= {f"{ENGINE}.{key}" for key in OF_ENGINE}
-    return found["training"] | _adapters(s), found["parallelism"]
+    s.taken |= {f"{at.megatron}.{key}" for key in OF_ENGINE}
+    return found["training"] | _adapters(s, f"{at.model}.lora"), found["parallelism"]
 
 
-def _keys(s: Settings) -> tuple[dict[str, Any], dict[str, str]]:
+def _prefixes(at: Places) -> tuple[str, ...]:
+    """Where the keys of Megatron-Core's configs stand, the later ones overruling."""
+    return (
+        *(f"{at.megatron}.", f"{at.optimizer}.", f"{at.optimizer}.override_optimizer_config."),
+        *(f"{at.megatron}.override_transformer_config.", f"{at.megatron}.override_ddp_config."),
+    )
+
+
+def _keys(s: Settings, at: Places) -> tuple[dict[str, Any], dict[str, str]]:
     """The values by the names of Megatron-Core's configs, and where each stands; what is null decides nothing."""
     keys: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for name, path, value in s.under(PREFIXES):
+    for name, path, value in s.under(_prefixes(at)):
         written[name] = path
         if value is not None:
             keys[name] = _unbracketed(value)
@@ -91,12 +95,12 @@ def _in_fp32(merged: dict[str, Any]) -> bool:
     return not (aware and str(merged.get("main_grads_dtype", "fp32")) in ("bf16", "bfloat16"))
 
 
-def _adapters(s: Settings) -> dict[str, Any]:
+def _adapters(s: Settings, section: str) -> dict[str, Any]:
     """LoRA, on all four matrices of a layer unless `target_modules` says otherwise (model/hf_model.yaml)."""
-    rank = s.integer(f"{ADAPTERS}.rank", 0)
-    s.taken |= {f"{ADAPTERS}.alpha", f"{ADAPTERS}.merge"}
+    rank = s.integer(f"{section}.rank", 0)
+    s.taken |= {f"{section}.alpha", f"{section}.merge"}
     if not rank:
         return {}
-    named = _unbracketed(s.take(f"{ADAPTERS}.target_modules")) or ",".join(OF_BRIDGE)
-    share = s.number(f"{ADAPTERS}.dropout", 0.0)
+    named = _unbracketed(s.take(f"{section}.target_modules")) or ",".join(OF_BRIDGE)
+    share = s.number(f"{section}.dropout", 0.0)
     return {"lora": modules_of(s.file, rank, named.split(",")) | ({"dropout": share} if share else {})}

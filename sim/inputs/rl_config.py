@@ -131,6 +131,7 @@ class Rl(UserInput):
     reference: Literal["none", "host", "gpu"] = Field(
         default="host", description="the frozen policy of the KL term; host: kept in host memory, swapped in and out"
     )
+    epochs: int = Field(default=1, ge=1, le=1000, description="times that a step's answers are trained on")
     log_probs: Literal["trainer", "engine"] = Field(
         default="trainer",
         description="whose log-probabilities of the answers the loss starts from; engine: the trainer makes no forward",

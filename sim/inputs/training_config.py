@@ -97,18 +97,20 @@ class Lora(UserInput):
     quantized_experts: bool = False
 
 
-PreferenceLoss = Literal["dpo", "orpo", "reward"]
+PreferenceLoss = Literal["dpo", "kto", "orpo", "reward"]
+WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "kto")
 Reference = Literal["model", "adapters_off", "precomputed", "none"]
 
 
 class Preference(UserInput):
-    """Training on pairs of sequences, a chosen answer and a rejected one. `reference`: where a frozen model's
-    log-probabilities of the same tokens come from: a second model beside the trained one, the trained one with its
-    adapters off, an earlier run over the texts, or nowhere."""
+    """Training on pairs of sequences, a chosen answer and a rejected one; with kto on single answers, each good or bad.
+    `reference`: where a frozen model's log-probabilities of the same tokens come from: a second model beside the
+    trained one, the trained one with its adapters off, an earlier run over the texts, or nowhere.
+    """
 
     loss: PreferenceLoss = "dpo"
     reference: Reference | None = Field(
-        default=None, description="null: of dpo adapters_off beside lora, else model; of other losses none"
+        default=None, description="null: of dpo and kto adapters_off beside lora, else model; of other losses none"
     )
 
 
@@ -353,9 +355,19 @@ class Training(UserInput):
         if self.preference.reference is not None:
             return self.preference.reference
         usual: Reference = "model" if self.lora is None else "adapters_off"
-        return usual if self.preference.loss == "dpo" else "none"
+        return usual if self.preference.loss in WITH_REFERENCE else "none"
 
     @property
     def runs_reference(self) -> bool:
         """Tell whether a frozen model runs forward on every micro-batch, too."""
         return self.reference in ("model", "adapters_off")
+
+    @property
+    def reads_others(self) -> bool:
+        """Tell whether the trained model, and its reference, read as many other answers for an estimate alone."""
+        return self.pair_loss == "kto"
+
+    @property
+    def runs_beside(self) -> bool:
+        """Tell whether forwards without gradients run beside those of the training."""
+        return self.runs_reference or self.reads_others

@@ -8,6 +8,8 @@ blocks, which stand in for their operators where the profile has them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +31,7 @@ from sim.core.program import (
 from sim.core.timeline import HOST
 from sim.models.dims import Shard
 from sim.models.operators import rerun
-from sim.models.output.reference import reference_scenario, with_casts, without_gradients
+from sim.models.output.reference import reading_scenario, reference_scenario, with_casts, without_gradients
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel
@@ -39,6 +41,9 @@ from sim.programs.updated_parameters import prologue, prologue_waits
 from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.equal_ranks import expert_rank, position_of
 from sim.ranks.plan import ModelSlice, Plan
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
 
 PHASES = {
     Kind.F: frozenset({Phase.FORWARD}),
@@ -76,9 +81,20 @@ def reference_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ..
     """The blocks of the frozen reference, which has the trained model's layout; none without one."""
     if not plan.scenario.for_training.runs_reference:
         return ()
-    own = reference_scenario(plan.scenario)
+    return _read_only(plan, reference_scenario(plan.scenario), part, rank)
+
+
+def reading_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
+    """The trained model's blocks as they run over answers that it does not learn from; none without such."""
+    if not plan.scenario.for_training.reads_others:
+        return ()
+    return _read_only(plan, reading_scenario(plan.scenario), part, rank)
+
+
+def _read_only(plan: Plan, own: Scenario, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     blocks = without_gradients(own, stage_blocks(replace(plan, scenario=own), part, rank), shard_of(plan, rank))
-    return with_casts(own, blocks) if plan.scenario.for_training.reference == "model" else blocks
+    may_learn = own.for_training.lora is None or plan.scenario.for_training.reference == "model"
+    return with_casts(own, blocks) if may_learn else blocks  # of weights that are frozen autocast keeps no copies
 
 
 def with_copy(blocks: tuple[Block, ...], plan: Plan, held: bool) -> tuple[Block, ...]:
@@ -116,6 +132,7 @@ class Stage(Struct, frozen=True, eq=False):
     before_forward: Program = ()
     reference: tuple[Block, ...] = ()  # of a frozen model, run forward behind each forward of `blocks`
     deferral: Deferral | None = None
+    reading: tuple[Block, ...] = ()  # of the trained model, run forward over answers that it does not learn from
     part_of: Stage | None = None  # the stage whose time its blocks take, of which these hold a part of the memory
 
     def forward(self, first: bool, gathers_input: bool, early: bool = False) -> Program:
@@ -130,8 +147,9 @@ class Stage(Struct, frozen=True, eq=False):
             out += (*items, BLOCK_END)
             out += [self._copy("offload", c, f"o{i}", Phase.FORWARD) for c in self.offload if c.block == i]
         out += self._copied_by(len(blocks) - 1)
-        for items in weave_forward(self.measured_reference(), self.dp, first, early):
-            out += (*items, BLOCK_END)
+        for others in self.read_only():
+            for items in weave_forward(tuple(_measured(b, Kind.F, self.costs) for b in others), self.dp, first, early):
+                out += (*items, BLOCK_END)
         return tuple(out)
 
     def defers(self, action: Action) -> bool:
@@ -159,20 +177,23 @@ class Stage(Struct, frozen=True, eq=False):
         """The blocks, with measured seconds in place of operators if the profile has all runs of a block."""
         return tuple(_measured(b, kind, self.costs) for b in self.blocks)
 
-    def measured_reference(self) -> tuple[Block, ...]:
-        """The reference's blocks, likewise."""
-        return tuple(_measured(b, Kind.F, self.costs) for b in self.reference)
+    def read_only(self) -> tuple[tuple[Block, ...], ...]:
+        """The blocks of each forward beside the training's own, all of which keep nothing: the trained model and the
+        reference read further answers, and the reference reads those that are learned from."""
+        further = (self.reading, self.reference) if self.reading else ()
+        return tuple(blocks for blocks in (*further, self.reference) if blocks)
 
     def prologue(self) -> Program:
         """The program at the beginning of the step: see `updated_parameters.prologue`."""
         return prologue(self.blocks, self.dp)
 
     def block_seconds(self, kind: Kind) -> list[float]:
-        """Seconds of each block's own computations in an action, in the order in which they run, a reference's too."""
+        """Seconds of each block's own computations in an action, in the order in which they run; of a forward those
+        beside the training's own, too."""
         if self.part_of is not None:
             return self.part_of.block_seconds(kind)
         out = []
-        for b in (*self.blocks, *self.reference) if kind is Kind.F else self.blocks[::-1]:
+        for b in (*self.blocks, *chain.from_iterable(self.read_only())) if kind is Kind.F else self.blocks[::-1]:
             program = b.forward if kind is Kind.F else (*b.recompute, *b.backward)
             mine = (i for i in program if isinstance(i, Compute) and i.phase in PHASES[kind])
             out.append(sum(self.costs.compute(i).seconds for i in mine))
@@ -295,6 +316,6 @@ def _new_stage(
     """A stage of these blocks. `gathered`: bytes of its input that arrive in pieces."""
     s = plan.scenario
     copies = host_copies(blocks, s.for_training.activation_offload)
-    frozen = reference_blocks(plan, plan.parts[part], rank)
+    frozen, reading = (blocks_of(plan, plan.parts[part], rank) for blocks_of in (reference_blocks, reading_blocks))
     put_off = deferral_of(blocks, s.deferred_micro_batches)
-    return Stage(blocks, own, costs, copies, gathered, source_of(s).before_forward(), frozen, put_off)
+    return Stage(blocks, own, costs, copies, gathered, source_of(s).before_forward(), frozen, put_off, reading)

@@ -89,9 +89,10 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
 def _again_name(result: StepResult) -> str:
     """Name forward work beside the model's own: done a second time, or a frozen reference's."""
     t = result.scenario.for_training
-    if not t.runs_reference:
+    if not t.runs_beside:
         return _LABELS["recompute"]
-    return "Frozen reference" if t.recompute.mode == "none" else "Recomputation and frozen reference"
+    beside = "forwards without gradients" if t.reads_others else "frozen reference"
+    return beside.capitalize() if t.recompute.mode == "none" else f"Recomputation and {beside}"
 
 
 def teacher_s(result: StepResult) -> float:
@@ -236,6 +237,7 @@ def _recompute(result: StepResult, timeline: Timeline) -> str:
     room = free if row.limit > row.peak > 0 else ""
     t = result.scenario.for_training
     reference = "A frozen reference runs forward on every micro-batch." if t.runs_reference else ""
+    reference += " The trained model reads as many other answers." if t.reads_others else ""
     if t.recompute.mode == "none":
         return reference
     again = f"Forward work is done a second time, to keep fewer activations.{room}"

@@ -53,7 +53,8 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
         steps = [
             BlockStep(sum(s.bytes for s in b.saved), b.forward_peak_bytes, held_to_end(b), 0.0, 0.0) for b in blocks
         ]
-        steps += [BlockStep(0.0, b.forward_peak_bytes, 0.0, 0.0, 0.0) for b in stage.reference]  # which keeps nothing
+        others = [b for blocks in stage.read_only() for b in blocks]  # which keep nothing
+        steps += [BlockStep(0.0, b.forward_peak_bytes, 0.0, 0.0, 0.0) for b in others]
     else:
         late, whole = _late_gradients(stage, kind), kind is Kind.B and not reduces_at_once(stage)
         steps = [
@@ -191,7 +192,8 @@ def _offloaded_changes(stage: Stage, kind: Kind) -> list[tuple[float, float, flo
     before, after = (0.0, between) if kind is Kind.F else (between, left)
     peaks = [b.forward_peak_bytes for b in blocks] if kind is Kind.F else backward_peaks(stage, kind)[::-1]
     # Backwards go from the last block to the first; forwards need the same, read from the end.
-    beside = max((b.forward_peak_bytes for b in stage.reference if kind is Kind.F), default=0.0)
+    others = [b for blocks in stage.read_only() for b in blocks] if kind is Kind.F else []
+    beside = max((b.forward_peak_bytes for b in others), default=0.0)
     moments, stays = [(max(before, after), beside)], 0.0
     present = on_device(saved, stage.offload)
     for here, peak, later in zip(present[::-1], peaks[::-1], late[::-1], strict=True):

@@ -242,10 +242,12 @@ def _utilization(sim: FinishedStep, tokens_per_s: float) -> Utilization:
 
 def _further_flops(sim: FinishedStep, class_index: int) -> float:
     """Matmul FLOPs of one rank of a class in a step beyond the model's own: what its backward recomputes, and the
-    forward of a frozen reference."""
+    forwards of a frozen reference and over answers that are not learned from."""
     stages = sim.stages[class_index]
     recomputed = {i: _model_flops(op for b in s.blocks for op in b.recompute) for i, s in stages.items()}
-    reference = {i: _model_flops(op for b in s.reference for op in b.forward) for i, s in stages.items()}
+    reference = {
+        i: _model_flops(op for blocks in s.read_only() for b in blocks for op in b.forward) for i, s in stages.items()
+    }
     if not any(recomputed.values()) and not any(reference.values()):
         return 0.0
     actions = sim.built.actions[class_index].listed.actions

@@ -101,7 +101,7 @@ def _trained(sim: RlStep) -> Trained:
     batch, outcome = sim.batch, sim.update.outcome
     return Trained(
         update_s=outcome.step_time_s,
-        updates=batch.updates,
+        updates=sim.updates,
         micro_batches=batch.micro_batches,
         micro_batch_size=batch.micro_batch_size,
         seq_len=batch.seq_len,
@@ -164,14 +164,14 @@ def _provenance(sim: RlStep) -> Provenance:
     """The profile, and the sources of prices, each phase by its seconds."""
     base, total = sim.update.outcome.provenance, dict[str, float]()
     parts = [
-        (sim.update.outcome.step_time_s * sim.batch.updates, base.shares),
+        (sim.update.outcome.step_time_s * sim.updates, base.shares),
         (sim.served.end_s, sim.served.outcome.provenance.shares),
         (sim.forward.seconds * (1 if sim.rl.reference == "none" else 2), source_shares(sim.forward.shares)),
         (sim.transfer.seconds, {"topology": 1.0}),
     ]
     if sim.critic is not None:
         trained = sim.critic.update.outcome
-        parts.append((trained.step_time_s * sim.batch.updates, trained.provenance.shares))
+        parts.append((trained.step_time_s * sim.updates, trained.provenance.shares))
         parts.append((sim.critic.forward.seconds, source_shares(sim.critic.forward.shares)))
     if sim.reward is not None:
         parts.append((sim.reward.seconds, source_shares(sim.reward.shares)))

@@ -40,6 +40,11 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
     transfer: WeightTransfer
     wall_s: float
 
+    @property
+    def updates(self) -> int:
+        """Training steps of the policy, and of its critic: each epoch trains on every answer once."""
+        return self.batch.updates * self.rl.epochs
+
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """Parts of the step, each at its place."""
@@ -54,7 +59,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         again = self.forward.seconds if rl.reference != "none" else 0.0
         own = self.forward.seconds if rl.log_probs == "trainer" else 0.0
         update_s, (low, high) = self.update.outcome.step_time_s, self.update.outcome.step_time_interval_s
-        n = self.batch.updates
+        n = self.updates
         return [
             Phase("generation", K.GENERATION, "generation", self.served.end_s, self.served.outcome.duration_interval_s),
             Phase("rule reward", K.REWARD, "generation", rl.reward_s, (rl.reward_s, rl.reward_s)),
@@ -84,7 +89,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         if self.critic is None:
             return []
         states, (low, high) = self.critic.states, self.critic.update.outcome.step_time_interval_s
-        n, both_ways = self.batch.updates, 2 * (states.parameters + self._moved(states))
+        n, both_ways = self.updates, 2 * (states.parameters + self._moved(states))
         copied = both_ways if self.rl.critic == "host" else 0.0
         update_s = self.critic.update.outcome.step_time_s
         return [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sim.inputs.serving_keys import Sampling
     from sim.inputs.training_config import PreferenceLoss, Recompute, Reference, Training
 
-PAIR_LOSSES: dict[PreferenceLoss, str] = {"dpo": "DPO", "orpo": "ORPO", "reward": "reward model"}
+PAIR_LOSSES: dict[PreferenceLoss, str] = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "reward model"}
 REFERENCES: dict[Reference, str] = {
     "model": " (reference: a second model)",
     "adapters_off": " (reference: the model without adapters)",

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.nemo_rl.files import whole
 from sim.convert.nemo_rl.trainers import by_dtensor, by_megatron
-from sim.convert.settings import Converted, Machine, Settings, flat
+from sim.convert.settings import ONE_TURN, Converted, Machine, Settings, flat
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -57,7 +57,6 @@ PACKS = (
 SORTED = (
     f"{BATCHING}: sequences of like length share a micro-batch there, padded to the longest; packed ones are simulated"
 )
-TURNS = "grpo.max_rollout_turns {}: an answer is simulated as one, without the waits and prompts between its turns"
 LOGPROBS = "policy.logprob_batch_size {}: log-probabilities are simulated in micro-batches of the training's size"
 AGE = "grpo.async_grpo: engines never wait for the trainer there; simulated is one step ahead (rl.steps_off: 1)"
 
@@ -158,7 +157,7 @@ def _rl(s: Settings, model: str, of_engines: int | None) -> dict[str, Any]:
     if ahead:
         s.notes.append(AGE)
     if (turns := s.integer("grpo.max_rollout_turns", 1)) > 1:
-        s.notes.append(TURNS.format(turns))
+        s.notes.append(ONE_TURN.format(f"grpo.max_rollout_turns {turns}"))
     return {
         "prompts_per_step": s.size("grpo.num_prompts_per_step"),
         "generations_per_prompt": s.size("grpo.num_generations_per_prompt"),

@@ -53,6 +53,8 @@ OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.NotEq: operator.ne,
 }
 DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
+WORDS = re.compile(r"[^\"'`$]*\s[^\"'`$]*")  # of a default that is assigned (`RUN=${RUN:-"-m train"}`): never split
+OF_EVERY_SHELL = {"HOME": "~"}
 SLURM = ("nodes", "ntasks-per-node", "gpus-per-node")
 OF_ALL_NODES = ("ntasks", "gpus")
 SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
@@ -81,7 +83,7 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
 
     `ends`: the end of a line is the word `;`.
     """
-    preset = slurm_values(text)
+    preset = OF_EVERY_SHELL | slurm_values(text)
     text = re.sub(r"(?m)(^|[^\S\n])#.*$", r"\1", text)  # a comment ends with its line, also behind a backslash
     text = text.replace("\\\n", " ")
     text = kept_arithmetic(text)
@@ -243,6 +245,7 @@ def _with_earlier_values(text: str, preset: Mapping[str, str]) -> str:
         if len(value) > LONGEST_VALUE:
             return found[0]
         earlier[name] = earlier.get(name, "") * bool(more) + unquoted(value)
+        value = f'"{value}"' if WORDS.fullmatch(value) else value
         return found[0][: found.start(3) - found.start()] + value + found[0][found.end(3) - found.start() :]
 
     return ASSIGNMENT.sub(rewritten, text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.named_models import named_reward
-from sim.convert.settings import Converted, Machine, Settings, without_effect
+from sim.convert.settings import ONE_TURN, Converted, Machine, Settings, without_effect
 from sim.convert.trainer_arguments.axolotl import MARK
 from sim.convert.trainer_arguments.grpo_engine import (
     NEWEST,
@@ -34,12 +34,13 @@ SECTION, SERVER = "trl", "vllm"  # Axolotl's; the second is made of a script's c
 PROMPT, ANSWER, CONTEXT = "max_prompt_length", "max_completion_length", ("vllm_max_model_length", "vllm_max_model_len")
 STEPS, BATCH, COUNT = "steps_per_generation", "generation_batch_size", "num_generations"
 CORRECTION, REWARD, LIGER = "vllm_importance_sampling_correction", "reward_model_name_or_path", "use_liger_loss"
+TURNS = ("multi_turn_scheduler", "max_turns", "max_tool_calling_iterations")  # the first two are ms-swift's
 # Keys that are read here; the others are those of any trainer, or without effect.
 READ = (
     *(PROMPT, ANSWER, *CONTEXT, STEPS, BATCH, COUNT, CORRECTION, REWARD, LIGER, *OF_GRPO, "beta", "sync_ref_model"),
     *("temperature", "top_p", "top_k", "repetition_penalty", "vllm_tensor_parallel_size", "vllm_model_impl"),
     *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enable_prefix_caching", "disable_dropout"),
-    *("async_prefetch", SERVER),
+    *("async_prefetch", SERVER, *TURNS),
     *(OF_SWIFT, "sleep_level", "offload_model", "offload_optimizer", "padding_free", "vllm_max_num_seqs"),
     *("enforce_eager", "advantage_estimator", "vllm_enable_lora", *OF_RLOO),
 )
@@ -71,7 +72,6 @@ SEVERAL = (
     f"{STEPS}: the answers of an update are written in {{}} generations, one after another; one generation of all of "
     "them is simulated"
 )
-EPOCHS = "num_iterations: TRL trains {} times on the answers of a step; one time is simulated"
 TILES = (
     "log-probabilities are computed in tiles of logits, as TRL has it since 1.15; earlier releases had all logits of "
     "the answers at once (training.cross_entropy=unfused)"
@@ -216,8 +216,8 @@ def _loss(s: Settings, sections: dict[str, Any], tiled: bool) -> None:
 
 def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool, beta: float) -> dict[str, Any]:
     """The section `rl` without lengths and engine. `beta`: the reference's, by default."""
-    if (times := s.size("num_iterations", 1)) > 1:
-        s.notes.append(EPOCHS.format(times))
+    times = s.size("num_iterations", 1)
+    s.notes += [ONE_TURN.format(key) for key in TURNS if s.take(key)][:1]
     ahead = s.flag("async_prefetch") and not shares
     s.notes += [PREFETCH] if ahead else []
     s.notes += [RULES] if s.take("reward_funcs") and REWARD not in s.values else []
@@ -233,6 +233,7 @@ def _rl(s: Settings, answers: Answers, sections: Mapping[str, Any], shares: bool
         "generations_per_prompt": answers.each,
         **({} if shares else {"colocated": False}),
         **({"steps_off": 1} if ahead else {}),
+        **({"epochs": times} if times > 1 else {}),
         "reference": _reference(s, "lora" in sections["training"], shares, beta),
         **({} if computed else {"log_probs": "engine"}),
         **_reward(s),

@@ -1,4 +1,5 @@
-"""What a fine-tuning config or command trains for: next tokens of given texts, and pairs of answers, are converted."""
+"""What a fine-tuning config or command trains for: next tokens of given texts, pairs of answers, and good and bad ones
+are converted."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from sim.core.errors import InputError
 from sim.inputs.training_config import PreferenceLoss
 
-Objective = PreferenceLoss | Literal["grpo"]
+Objective = PreferenceLoss | Literal["grpo", "gkd"]
 PAIRS = "trains on pairs of answers"
 GENERATES = "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)"
 # By the names of LLaMA-Factory's `stage`, Axolotl's `rl`, TRL's commands and its scripts: what is converted, as
@@ -19,32 +20,34 @@ GENERATES = "generates answers in each step, which a scenario with `rl` describe
 CONVERTED: dict[str, Objective] = {
     "dpo": "dpo",
     "ipo": "dpo",
+    "kto": "kto",
     "orpo": "orpo",
     "reward": "reward",
     **dict.fromkeys(("cpo", "simpo"), "orpo"),  # whose operators it has (`_of_cpo`)
     # The second adds several rewards up otherwise (Axolotl's), the third weighs answers otherwise.
     **dict.fromkeys(("grpo", "gdpo", "rloo"), "grpo"),
+    "gkd": "gkd",  # of given texts
 }
 OBJECTIVES = {
     "bco": "has a reference model read each answer, too, and an estimate of the answers' density",
-    "kto": "has a reference model read each answer, too, and both models answers to other prompts",
     "rm": f"{PAIRS}, with a head for rewards beside the vocabulary's",
     "prm": "trains on the steps of answers, with a head for rewards",
     **dict.fromkeys(("ppo", "nash", "xpo", "online"), GENERATES),
+    "gkd_trainer": "has a teacher read each answer, which a scenario with `distillation` describes "
+    "(docs/distillation.md)",
     "ebft": GENERATES,  # Axolotl's, whose strided rollouts are short
-    "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
 }
 OF_SCRIPT = "objective of the script"  # a key of ours beside a command's arguments
 OF_SWIFT = "rlhf_type"  # of ms-swift alone
 KEYS = ("stage", "rl", OF_SCRIPT)
 OTHER = "trains for something else than next tokens"
 # Axolotl's switches (utils/schemas, integrations/gkd).
-SWITCHES = {"gkd_trainer": "gkd", "reward_model": "reward", "process_reward_model": "prm"}
+SWITCHES = {"gkd_trainer": "gkd_trainer", "reward_model": "reward", "process_reward_model": "prm"}
 # Axolotl's plugins that train otherwise, by their part of the name and their section (src/axolotl/integrations).
 PLUGINS = {
     "diffusion": "trains on masked tokens with attention in both directions, which is not simulated",
     "hatchery": "trains on the GPUs of a service",
-    "kd": OBJECTIVES["gkd"],
+    "kd": "learns from a teacher's likeliest tokens, which an earlier run wrote down",
     "spectrum": "trains some of the parameters",
 }
 OF_TRL = "{}, a key of TRL's {}"
@@ -52,8 +55,6 @@ OF_TRL = "{}, a key of TRL's {}"
 # trl/scripts, trl/experimental; those of DPO and KTO that earlier releases had, too).
 TRAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "PPO": (GENERATES, ("num_ppo_epochs", "response_length", "reward_model_path", "missing_eos_penalty", "rloo_k")),
-    "GKD": (OBJECTIVES["gkd"], ("teacher_model_name_or_path", "seq_kd", "lmbda")),
-    "KTO": (OBJECTIVES["kto"], ("desirable_weight", "undesirable_weight")),
 }
 # Keys of trainers that are converted; the last of `OF_PAIRS` may be another one's, too.
 OF_GRPO = (
@@ -61,9 +62,14 @@ OF_GRPO = (
     *("generation_batch_size", "steps_per_generation", "scale_rewards", "reward_weights", "epsilon_high"),
     *("mask_truncated_completions", "log_completions"),
 )
+OF_GKD = ("teacher_model_name_or_path", "seq_kd", "lmbda")
 RLOO, OF_RLOO = "rloo", ("normalize_advantages", "reward_clip_range")
 OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
     "reward": ("center_rewards_coefficient",),
+    "kto": (
+        *("desirable_weight", "undesirable_weight", "kto_desirable_weight", "kto_undesirable_weight"),
+        *("kto_chosen_weight", "kto_rejected_weight"),
+    ),
     "dpo": (
         *("precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model", "ref_model_sync_steps"),
         *("f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "rpo_alpha"),
@@ -110,6 +116,8 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> Objective | None:
             raise _error(file, OF_TRL.format(key, trainer), what)
     if any(data.get(name) not in UNSET for name in (*OF_GRPO, *OF_RLOO)):
         return "grpo"
+    if any(data.get(name) is not None for name in OF_GKD):
+        return "gkd"
     if _of_cpo(data):
         return "dpo" if is_simpo(data) else CONVERTED["cpo"]
     for loss, keys in (*OF_PAIRS.items(), ("dpo", OF_SEVERAL)):
@@ -188,6 +196,7 @@ def script_objective(file: Path, words: list[str]) -> str | None:
 
 def _error(file: Path, where: str, what: str) -> InputError:
     converted = (
-        "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), or by GRPO or RLOO"
+        "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), on good "
+        "and bad ones (kto), with a teacher (gkd), or by GRPO or RLOO"
     )
     return InputError(f"{file}: {where}: {what}; can be converted: {converted}")

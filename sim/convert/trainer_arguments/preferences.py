@@ -3,7 +3,7 @@
 TRL 1.16: trl/trainer/dpo_trainer.py, reward_trainer.py, trl/experimental/orpo and cpo. CPO's operators are ORPO's, and
 those of its SimPO DPO's without a reference, whose loss has all logits at once. LLaMA-Factory: train/dpo/trainer.py and
 hparams/finetuning_args.py; its ORPO and SimPO compute no more than DPO without a reference does. Axolotl runs TRL's
-trainers (core/trainers/dpo/trainer.py). All count a batch in pairs.
+trainers (core/trainers/dpo/trainer.py). All count a batch in pairs, and KTO's in answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sim.convert.trainer_arguments.objectives import (
     Objective,
     is_simpo,
 )
-from sim.inputs.training_config import PreferenceLoss
+from sim.core.errors import InputError
+from sim.inputs.training_config import WITH_REFERENCE, PreferenceLoss
 
 TRL_LENGTH = 1024  # trl/trainer/dpo_config.py, reward_config.py, experimental/orpo/orpo_config.py
 # By LLaMA-Factory's `pref_loss` (hparams/finetuning_args.py: `use_ref_model`).
@@ -33,6 +34,8 @@ SMALL = (
     *("pref_beta", "pref_loss", "dpo_label_smoothing", "simpo_gamma", "orpo_alpha", "simpo_margin", "dpo_beta"),
     *("center_rewards_coefficient", "ref_model_mixup_alpha", "padding_free", "rl_beta"),
 )
+OTHERS = (None, "grpo", "gkd")  # than losses over answers
+UNPAIRED = "apo_zero_unpaired"
 SEVERAL = "{}: taken for TRL's DPO, as the file names no trainer; KTO, ORPO and others have it, too"
 TILES = (
     "log-probabilities are computed in tiles of logits, as TRL 1.16 does; earlier releases had all logits at once "
@@ -47,9 +50,7 @@ FSDP = (
 def with_length(data: dict[str, Any], loss: Objective | None, lengths: tuple[str, ...]) -> dict[str, Any]:
     """The arguments with TRL's own length where a file of its trainers leaves it out."""
     others = ("stage", "base_model", *lengths)
-    return (
-        data if loss in (None, "grpo") or any(data.get(key) for key in others) else {**data, "max_length": TRL_LENGTH}
-    )
+    return data if loss in OTHERS or any(data.get(key) for key in others) else {**data, "max_length": TRL_LENGTH}
 
 
 def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -57,10 +58,13 @@ def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], la
     if loss is None or loss == "grpo":
         s.take(OF_SCRIPT)
         return
+    if loss == "gkd":  # which has a section of its own
+        return
     s.taken |= {
         *KEYS,
         *SWITCHES,
         *OF_PAIRS["dpo"],
+        *OF_PAIRS["kto"],
         *OF_SEVERAL,
         *OF_CPO,
         *SMALL,
@@ -69,14 +73,17 @@ def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], la
         "force_use_ref_model",
     }
     _note_guess(s)
-    for key in ("micro_batch_size", "global_batch_size"):
-        training[key] *= 2
-    s.notes.append("batch sizes: of each pair of answers two sequences are counted")
+    if loss == "kto":
+        _require_others(s)
+    else:
+        for key in ("micro_batch_size", "global_batch_size"):
+            training[key] *= 2
+        s.notes.append("batch sizes: of each pair of answers two sequences are counted")
     training.pop("cross_entropy", None)  # Liger's is for next tokens
     training["preference"] = {"loss": loss, **_reference(s, loss)}
     if s.flag("disable_dropout", default=True) and "lora" in training:  # adapters' own, too
         training["lora"] = {key: value for key, value in training["lora"].items() if key != "dropout"}
-    if loss != "dpo" or is_simpo(s.values):
+    if loss not in WITH_REFERENCE or is_simpo(s.values):
         return
     if s.values.keys().isdisjoint(("finetuning_type", OF_SWIFT)) and layout.get("tp", 1) == 1:
         training["cross_entropy"] = "tiled"
@@ -84,6 +91,13 @@ def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], la
     whole = "reference" not in training["preference"] and "lora" not in training
     if whole and layout["zero"] == 3 and training["framework"] != "deepspeed":
         s.notes.append(FSDP)
+
+
+def _require_others(s: Settings) -> None:
+    """Refuse KTO's variant that reads no other answers."""
+    if str(s.values.get("loss_type")) == UNPAIRED:
+        problem = f"found {UNPAIRED}; its models read no other answers, which is not simulated; can be converted: kto"
+        raise InputError(f"{s.place('loss_type')}: {problem}")
 
 
 def _note_guess(s: Settings) -> None:
@@ -100,7 +114,7 @@ def _note_guess(s: Settings) -> None:
 def _reference(s: Settings, loss: PreferenceLoss) -> dict[str, str]:
     """Where the reference's log-probabilities come from, if not from where they do by default."""
     named = s.take("ref_model") or s.take("ref_model_path")
-    if loss != "dpo":
+    if loss not in WITH_REFERENCE:
         return {}
     if is_simpo(s.values):
         return {"reference": "none"}

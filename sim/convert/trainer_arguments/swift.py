@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from sim.convert.megatron.swift import processes_of
-from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.scripts.command_line import ENDS, flags_of, words_of
 from sim.convert.scripts.named_files import named_mapping
 from sim.convert.settings import Machine
 from sim.convert.trainer_arguments.accelerate import of_accelerate
@@ -30,7 +30,7 @@ TYPES = ("tuner_type", "train_type", "sft_type")
 MODULES = "target_modules"
 LEAST_BATCH = 16  # sequences, to which gradient_accumulation_steps is chosen where it is not given
 RENAMED = {
-    "model": "model_name_or_path",
+    **dict.fromkeys(("model", "model_id_or_path"), "model_name_or_path"),  # the second until 2.6
     "max_length": "cutoff_len",
     "batch_size": "per_device_train_batch_size",
     "lora_dropout_p": "lora_dropout",
@@ -103,6 +103,7 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     if found is not None and found[1] in ("grpo", "gkd"):
         raise InputError(f"{file}: swift {found[1]}: can be converted: swift sft, pt and rlhf")
     words, server = without_server(words_of(file, text, ends=True))
+    words = _that_trains(words)
     flags = flags_of(words, listed=("target-modules", "lora-target-modules", "dataset", "loss-type", "reward-model"))
     data = _of_file(file, text, words) | {name.replace("-", "_"): typed(value) for name, value in flags.items()}
     if found is not None and found[1] == "rlhf":
@@ -112,6 +113,14 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     started = config.get("num_processes")
     processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
     return arguments_of(data, server, processes), processes
+
+
+def _that_trains(words: list[str]) -> list[str]:
+    """The words of the commands that train, without those of others beside them (`swift infer`, `swift export`); all
+    words where no command is told apart."""
+    groups = [[*group] for ends, group in groupby(words, lambda word: word in ENDS) if not ends]
+    trains = [group for group in groups if COMMAND.search(f"{' '.join(group)} ")]
+    return [word for group in trains for word in (*group, ";")] or words
 
 
 def _of_file(file: Path, text: str, words: list[str]) -> dict[str, Any]:

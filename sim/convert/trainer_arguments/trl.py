@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.convert.settings import Settings
 
+NLL = "nll, the default"
 TILED = (
     "loss_type: {}: TRL 1.16 computes the loss in tiles of 4,096 tokens and 32,768 entries of the vocabulary, whatever "
     "is named; in earlier releases nll had all logits at once (training.cross_entropy=unfused), and chunked_nll, the "
@@ -50,7 +51,7 @@ def loss_in_tiles(s: Settings, training: dict[str, Any], tp: int) -> dict[str, A
     `add_fused_lm_head`; sft_config.py: chunked_nll is another name of nll)."""
     if not is_trl(s):
         return {}
-    named = s.take("loss_type") or "nll, the default"
+    named = s.take("loss_type") or NLL
     if "cross_entropy" in training or tp > 1:
         return {}
     s.notes.append(TILED.format(named))

@@ -27,7 +27,7 @@ class Pairs(Protocol):
 def pairs(s: Pairs) -> tuple[KeyPath, str] | None:
     """Both answers of a pair are in one micro-batch."""
     t = s.training
-    if t is None or t.preference is None or s.micro_batch_size % 2 == 0:
+    if t is None or t.preference is None or t.reads_others or s.micro_batch_size % 2 == 0:
         return None
     found = f"found {s.micro_batch_size}; with training.preference a pair is two sequences, so it must be even"
     return ("training", "micro_batch_size"), found
@@ -41,6 +41,8 @@ def whole_pairs(s: Pairs) -> tuple[KeyPath, str] | None:
     if s.cp > 1:
         why = "a loss over pairs needs whole sequences on a rank: cp 1"
         return ("parallelism", "cp"), f"found {s.cp}; {why}"
+    if s.pp > 1 and t.reads_others:
+        return ("parallelism", "pp"), f"found {s.pp}; a loss kto, whose models read other answers, too, needs pp 1"
     if s.pp > 1 and t.runs_reference:
         why = f"a reference (training.preference.reference {t.reference}) is simulated without pipeline stages"
         return ("parallelism", "pp"), f"found {s.pp}; {why}: pp 1, or reference precomputed or none"

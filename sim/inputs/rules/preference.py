@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.core.dtypes import sixteen_bit
 from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
-from sim.inputs.training_config import Preference, Training
+from sim.inputs.training_config import WITH_REFERENCE, Preference, Training
 
 
 def preference_problems(sections: Sections, t: Training) -> Problems:
@@ -17,16 +17,18 @@ def preference_problems(sections: Sections, t: Training) -> Problems:
 
 def _of_reference(t: Training, preference: Preference) -> Problems:
     path, named = ("training", "preference", "reference"), preference.reference
-    if preference.loss != "dpo" and t.reference != "none":
+    if preference.loss == "kto" and named == "none":
+        yield path, "found 'none'; a loss kto compares with a reference: model, adapters_off or precomputed"
+    if preference.loss not in WITH_REFERENCE and t.reference != "none":
         yield path, f"found '{named}'; a loss {preference.loss} has no reference: none, or left out"
     if named == "adapters_off" and t.lora is None:
         yield path, "found 'adapters_off'; needs training.lora; allowed without: model, precomputed, none"
 
 
 def _beside(sections: Sections, t: Training, preference: Preference) -> Problems:
-    path, model, runs = ("training", "preference"), sections.model, t.runs_reference
+    path, model, runs = ("training", "preference"), sections.model, t.runs_beside
     without_logits = t.cross_entropy in ("chunked", "tiled")
-    never_scored = t.cross_entropy == "chunked" and preference.loss == "dpo"
+    never_scored = t.cross_entropy == "chunked" and preference.loss in WITH_REFERENCE
     for bad, what in (
         (model.program is not None, "model.program, which has a loss of its own"),
         (model.mtp_layers > 0, "model.mtp_layers, which predict next tokens"),

@@ -5,6 +5,9 @@ both (TRL 1.16, trl/trainer/dpo_trainer.py: `DataCollatorForPreference`, `_compu
 
 - dpo (Rafailov et al. 2023, arXiv 2305.18290): log-probabilities of the labels, which a cross-entropy has computed
   anyway, are summed over each sequence; so are those of a frozen reference; -logsigmoid(beta · difference).
+- kto (Ethayarajh et al. 2024, arXiv 2402.01306): the same of single answers, each good or bad. Both models also read as
+  many other answers without gradients, each behind another one's prompt, for an estimate of their divergence (TRL 1.16,
+  trl/trainer/kto_trainer.py: `_compute_kl_logps`, `_compute_loss`; LLaMA-Factory and ms-swift likewise).
 - orpo (Hong et al. 2024, arXiv 2403.07691): log odds of the two, and next tokens of the chosen ones, of which TRL
   computes a cross-entropy besides (trl/experimental/orpo/orpo_trainer.py: `concatenated_forward`). No reference.
 - reward: a matrix of one output in the place of the vocabulary's, over all tokens, of which each sequence's last one
@@ -31,9 +34,14 @@ if TYPE_CHECKING:
 
 # Kernels on a number a token or a sequence, forward and backward: of dpo counted in a step of TRL 1.16 on a CPU (masked
 # labels, sums, differences, logsigmoid and their gradients), of the others in its source.
-PAIR_KERNELS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (13, 11), "orpo": (20, 20), "reward": (10, 8)}
+PAIR_KERNELS: dict[PreferenceLoss, tuple[int, int]] = {
+    "dpo": (13, 11),
+    "kto": (43, 20),
+    "orpo": (20, 20),
+    "reward": (10, 8),
+}
 # Of these trainers' metrics, behind the loss: kernels on few numbers, and numbers that the host reads and waits for.
-METRICS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (40, 15), "orpo": (0, 0), "reward": (9, 6)}
+METRICS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (40, 15), "kto": (43, 18), "orpo": (0, 0), "reward": (9, 6)}
 
 
 def pair_loss(d: Dims, loss: PreferenceLoss) -> Operator:

@@ -1,4 +1,5 @@
-"""The frozen reference of a loss over pairs: its forward on one rank, and what this holds while it runs."""
+"""The frozen reference of a loss over answers, and the trained model where it reads further ones: their forwards on one
+rank, and what these hold while they run."""
 
 from __future__ import annotations
 
@@ -25,6 +26,12 @@ def reference_scenario(scenario: Scenario) -> Scenario:
     t = scenario.for_training
     lora = None if t.lora is None else t.lora.model_copy(update={"targets": (), "dropout": 0.0})
     return scenario.model_copy(update={"training": t.model_copy(update={"lora": lora, "preference": None})})
+
+
+def reading_scenario(scenario: Scenario) -> Scenario:
+    """The trained model's forward over answers that it does not learn from, its adapters among it."""
+    t = scenario.for_training
+    return scenario.model_copy(update={"training": t.model_copy(update={"preference": None})})
 
 
 def without_gradients(scenario: Scenario, blocks: tuple[Block, ...], shard: Shard) -> tuple[Block, ...]:

@@ -41,6 +41,11 @@ MACHINE = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3.2-1b")
         ("a.yaml", FACTORY.format("lora") + "ref_model: a/b", {"loss": "dpo", "reference": "model"}, "model", 0),
         ("a.yaml", FACTORY.format("full") + "pref_loss: simpo", {"loss": "dpo", "reference": "none"}, "none", 0),
         ("a.yaml", AXOLOTL + "rl: ipo", {"loss": "dpo"}, "model", 1),
+        ("a.yaml", AXOLOTL + "rl: kto\nkto_desirable_weight: 0.2", {"loss": "kto"}, "model", 1),
+        ("a.yaml", TRL + "desirable_weight: 1.0", {"loss": "kto"}, "model", 1),
+        ("a.yaml", TRL + "loss_type: kto\nuse_peft: true", {"loss": "kto"}, "adapters_off", 1),
+        ("a.sh", COMMAND.replace("accelerate launch {}", "trl kto"), {"loss": "kto"}, "model", 1),
+        ("a.yaml", FACTORY.format("lora").replace("dpo", "kto"), {"loss": "kto"}, "adapters_off", 0),
         ("a.yaml", AXOLOTL + "rl: orpo", {"loss": "orpo"}, "none", 0),
         ("a.yaml", AXOLOTL + "rl: simpo\nsimpo_gamma: 0.5", {"loss": "orpo"}, "none", 0),
         ("a.yaml", AXOLOTL + "rl: simpo\ncpo_alpha: 0", {"loss": "dpo", "reference": "none"}, "none", 0),
@@ -63,15 +68,16 @@ MACHINE = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3.2-1b")
 def test_pairs_are_converted(
     tmp_path: Path, name: str, text: str, preference: dict[str, Any], reference: str, loss: int
 ) -> None:
-    """Batches of two pairs have four sequences, on eight ranks."""
+    """Batches of two pairs have four sequences, on eight ranks; KTO's are of single answers."""
     data, notes = converted(tmp_path, name, text, *MACHINE)
     t = parse_scenario(data).for_training
     assert data["training"]["preference"] == preference
     assert t.reference == reference
-    assert t.micro_batch_size == 4
-    assert t.global_batch_size % 32 == 0
+    size = 2 if preference["loss"] == "kto" else 4
+    assert t.micro_batch_size == size
+    assert t.global_batch_size % (8 * size) == 0
     assert data["training"].get("cross_entropy") == ("tiled" if loss else None)
-    assert "of each pair of answers two sequences are counted" in notes
+    assert ("of each pair of answers two sequences are counted" in notes) == (size == 4)
     assert "not expressed" not in notes
 
 

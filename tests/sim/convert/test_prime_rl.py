@@ -109,6 +109,25 @@ def test_fine_tuning_over_contexts(tmp_path: Path) -> None:
     assert of(data, "training", "lora") == [{"rank": 8, "targets": ["qkv"]}]
 
 
+def test_a_base_of_several_files_has_the_defaults_of_its_data(tmp_path: Path) -> None:
+    """configs/sft.py; a table of the deployment tells such a file from torchtitan's."""
+    base = """
+[model]
+name = "Qwen/Qwen3-8B"
+[model.ac]
+freq = 1
+[deployment]
+type = "multi_node"
+num_train_nodes = 4
+"""
+    data, said = converted(tmp_path, "base.toml", base, "--cluster", "dgx-h200")
+    assert of(data, "parallelism", "dp", "zero") == [32, 3]
+    assert of(data, "training", "seq_len", "global_batch_size") == [128, 128]
+    assert "data.seq_len: 128, prime-rl's default" in said
+    older = converted(tmp_path, "base.toml", base.replace("num_train_nodes", "num_nodes"), "--cluster", "dgx-h200")[0]
+    assert data == older
+
+
 def test_fsdps_offload_keeps_parameters_on_the_host(tmp_path: Path) -> None:
     text = TUNING.replace("optim_cpu_offload", "fsdp_cpu_offload")
     data, said = converted(tmp_path, "sft.toml", text, "--cluster", "dgx-h200", "--model", "qwen3-30b-a3b")

@@ -73,8 +73,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.yaml", "model: {model_path: x}\ntrain: {micro_batch_size: 1}", "is a file of VeOmni, which is not read"),
         (
             "a.toml",
-            "[model]\nname = 'x'\n[orchestrator]\ngroup_size = 8",
-            "orchestrator.batch_size: is required and missing",
+            "[model]\nname = 'x'\n[orchestrator]\ntoken_batch_size = 8",
+            "orchestrator.token_batch_size: a batch in tokens is not simulated",
         ),
         (
             "a.sh",
@@ -101,7 +101,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "found 'remax'; needs further answers",
         ),
         ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "the config x is not there"),
-        ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
+        ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=veomni", "engine: found 'veomni'; can be converted"),
+        ("a.sh", "python3 -m verl.trainer.main_eval data.path=a", "has a command of verl, which is not read"),
         (
             "a.sh",
             "deepspeed --module openrlhf.cli.train_dpo --zero_stage 2",
@@ -127,7 +128,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.sh", "llamafactory-cli train full/llama3.yaml  # x.yaml", "names full/llama3.yaml: convert that file"),
         ("a.yaml", "batch: 3", "whose configuration it is cannot be told: it has no key of Megatron-Bridge"),
         ("a.yaml", "stage: rm\nlearning_rate: 1", "stage rm: trains on pairs of answers, with a head for rewards"),
-        ("a.yaml", "stage: kto\nlearning_rate: 1", "stage kto: has a reference model read each answer, too"),
+        ("a.yaml", "stage: bco\nlearning_rate: 1", "stage bco: has a reference model read each answer, too"),
         ("a.yaml", "base_model: llama3-8b\nrl: ebft", "rl ebft: generates answers in each step"),
         ("a.yaml", "base_model: llama3-8b\nrl: newest", "rl newest: trains for something else than next tokens"),
         ("a.yaml", "base_model: llama3-8b\ngkd_trainer: true", "gkd_trainer: has a teacher read each answer"),
@@ -138,7 +139,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "base_model: llama3-8b\nplugins: [axolotl.integrations.spectrum.SpectrumPlugin]",
             "plugin spectrum: trains some of the parameters",
         ),
-        ("a.yaml", "base_model: llama3-8b\nkd_trainer: true", "plugin kd: has a teacher read each answer"),
+        ("a.yaml", "base_model: llama3-8b\nkd_trainer: true", "plugin kd: learns from a teacher's likeliest tokens"),
         ("a.yaml", "base_model: llama3-8b\nprocess_reward_model: true", "trains on the steps of answers"),
         (
             "bert.yaml",
@@ -158,7 +159,6 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.sh", STARTS.format("train_grpo_vllm.py"), "use_vllm: is missing, which is false; must be true"),
         ("a.sh", STARTS.format("rloo.py"), "use_vllm: is missing, which is false; must be true"),
         ("a.sh", STARTS.format("rloo.py --rloo_k 2"), "rloo_k, a key of TRL's PPO: generates answers in each step"),
-        ("a.sh", "trl kto --per_device_train_batch_size 1", "kto: has a reference model read each answer, too"),
     ],
 )
 def test_what_would_become_another_training_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -199,10 +199,12 @@ def test_flags_of_a_patched_megatron_lm_are_refused(tmp_path: Path, flags: str, 
     ("key", "message"),
     [
         ("use_vllm: true", "max_completion_length: answers of 512 tokens leave no room for a prompt in 512"),
-        ("loss_type: kto", "loss_type kto: has a reference model read each answer, too"),
+        ("loss_type: apo_zero_unpaired", "its models read no other answers, which is not simulated"),
         ("loss_type: dapo", "use_vllm: is missing, which is false; must be true"),
-        ("desirable_weight: 1.0", "a key of TRL's KTO: has a reference model read each answer"),
-        ("teacher_model_name_or_path: a/b", "a key of TRL's GKD: has a teacher read each answer"),
+        (
+            "teacher_model_name_or_path: a/b",
+            "lmbda: found 0.5; the student writes answers in this share of the batches",
+        ),
         ("num_ppo_epochs: 4", "a key of TRL's PPO: generates answers"),
     ],
 )

@@ -152,7 +152,7 @@ def test_pairs_of_answers(tmp_path: Path) -> None:
         assert (data["training"]["micro_batch_size"], data["training"]["global_batch_size"]) == (2, 32)
         assert "cross_entropy" not in data["training"]
         assert "not expressed" not in notes
-    for kind, loss in (("orpo", "orpo"), ("simpo", "orpo"), ("rm", "reward")):
+    for kind, loss in (("kto", "kto"), ("orpo", "orpo"), ("simpo", "orpo"), ("rm", "reward")):
         text = PAIRS.format(kind=f"--rlhf_type {kind}")
         assert converted(tmp_path, "a.sh", text, "--cluster", "dgx-h100")[0]["training"]["preference"]["loss"] == loss
     said = refused(tmp_path, "a.sh", PAIRS.format(kind="--rlhf_type ppo"), "--cluster", "dgx-h100")

@@ -10,6 +10,7 @@ import pytest
 from sim.convert.torchtune import BUILDERS
 from sim.inputs.scenario import parse_scenario
 from sim.models.parameters import count_parameters
+from sim.simulation import simulate
 from tests.sim.convert.converting import converted, refused
 
 FULL = """
@@ -119,9 +120,9 @@ def test_what_the_root_of_fsdp_has(tmp_path: Path, layers: str, said: str) -> No
         (
             "batch_size: 2",
             "batch_size: 2\nteacher_model: {_component_: torchtune.models.x}",
-            "teacher_model: has a teacher",
+            "teacher_model._component_: found 'x'; is no shipped model: give --model",
         ),
-        ("loss.LinearCrossEntropyLoss", "loss.ForwardKLLoss", "can be converted: training on next tokens, or on pairs"),
+        ("loss.LinearCrossEntropyLoss", "loss.ForwardKLLoss", "can be converted: training on next tokens, on pairs"),
         ("\nmodel:", "\npolicy_model:", "policy_model: generates answers in each step"),  # recipes/ppo_full_finetune_*
         ("llama3_1.llama3_1_8b", "llama3_2_vision.llama3_2_vision_11b", "is no shipped model: give --model"),
         ("max_seq_len: 4096", "max_seq_len: null", "give --seq-len N"),
@@ -129,6 +130,28 @@ def test_what_the_root_of_fsdp_has(tmp_path: Path, layers: str, said: str) -> No
 )
 def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert said in refused(tmp_path, "x.yaml", FULL.replace(old, new), *ON_8)
+
+
+TAUGHT = """
+teacher_model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+teacher_checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, model_type: LLAMA3}
+kd_loss: {_component_: torchtune.modules.loss.ForwardKLWithChunkedOutputLoss}
+kd_ratio: 0.5
+"""
+
+
+def test_a_teacher_reads_what_its_student_learns(tmp_path: Path) -> None:
+    """recipes/knowledge_distillation_distributed.py."""
+    text = FULL.replace("llama3_1.llama3_1_8b", "llama3_2.llama3_2_1b")
+    alone, _ = converted(tmp_path, "x.yaml", text, *ON_8)
+    data, said = converted(tmp_path, "x.yaml", text + TAUGHT, *ON_8)
+    assert data == alone | {"distillation": {"teacher": "llama3.1-8b", "teacher_parallelism": {"tp": 8}}}
+    assert "the trainer shards it over 8 ranks" in said
+    assert "not expressed" not in said
+    taught, student = (simulate(parse_scenario(each)).outcome for each in (data, alone))
+    assert taught.step_time_s > 1.5 * student.step_time_s
+    one, said = converted(tmp_path, "x.yaml", text + TAUGHT, "--cluster", "dgx-h100", "--gpus", "1")
+    assert (one["distillation"], "shards" in said) == ({"teacher": "llama3.1-8b"}, False)
 
 
 def test_a_model_with_experts_by_its_builders_name(tmp_path: Path) -> None:

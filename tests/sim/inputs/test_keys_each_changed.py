@@ -105,7 +105,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "optimizer_post_validation": (True,),
         "tokens": ("1B",),
         "lora": ({"rank": 4},),
-        "preference": ({"loss": "dpo"}, {"loss": "orpo"}, {"loss": "reward"}),
+        "preference": ({"loss": "dpo"}, {"loss": "kto"}, {"loss": "orpo"}, {"loss": "reward"}),
     },
 }
 NOT_CHANGED = {

@@ -11,6 +11,7 @@ from sim.core.program import Comm, Compute, Item
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
+from sim.inputs.training_config import PreferenceLoss
 from sim.models.dims import dims
 from sim.models.operators import F, forward_of
 from sim.models.output.head import head_parts
@@ -23,6 +24,7 @@ from sim.simulation import Simulation, simulate
 
 MODEL: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 2816, "vocab": 32000, "mlp": "swiglu"}
 MODEL |= {"norm": "rmsnorm", "bias": False, "positions": "rope"}
+LOSSES: tuple[PreferenceLoss, ...] = ("kto", "dpo")
 TEXTS: dict[str, Any] = {
     "model": MODEL,
     "training": {"seq_len": 1024, "global_batch_size": 16, "micro_batch_size": 4, "framework": "transformers"},
@@ -50,6 +52,31 @@ def loss_s(sim: Simulation) -> float:
     part = pair_loss(dims(sim.scenario), "dpo")
     forward = compile_program(part.forward, sim.pricing.on(0)).makespan_s
     return forward + compile_program(part.backward, sim.pricing.on(0)).makespan_s
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero": 3}, {"dp": 2}])
+def test_kto_reads_other_answers_with_both_models(layout: dict[str, int]) -> None:
+    """Of four forwards three are without gradients: the reference's two, and the trained model's over other answers."""
+    changes = {"parallelism": layout}
+    kto, dpo, alone = step(changes, loss="kto"), step(changes, loss="dpo"), step(changes, loss="dpo", reference="none")
+    once = forward_s(dpo) - forward_s(alone)
+    losses = [compile_program(pair_loss(dims(kto.scenario), x).forward, kto.pricing.on(0)).makespan_s for x in LOSSES]
+    assert forward_s(kto) == pytest.approx(forward_s(alone) + 3 * once + losses[0] - losses[1], rel=0.01)
+    known = step(changes, loss="kto", reference="precomputed")
+    assert forward_s(kto) - forward_s(known) == pytest.approx(2 * once, rel=0.02)
+    states = [[row.parameters for row in sim.outcome.memory] for sim in (kto, dpo, known, alone)]
+    assert states[0] == states[1] > states[2] == states[3]
+    assert kto.outcome.utilization.hfu > dpo.outcome.utilization.mfu
+    assert kto.outcome.utilization.hfu / kto.outcome.utilization.mfu > 1.9  # 3 forwards of 3: forward and backward
+
+
+def test_kto_learns_from_single_answers_and_reads_others_with_its_adapters() -> None:
+    single = {"training": {"micro_batch_size": 1}}
+    whole, adapted = step(single, loss="kto"), step(merge(single, {"training": {"lora": {"rank": 16}}}), loss="kto")
+    assert whole.outcome.step_time_s > 0
+    (reading, reference, learned) = stage_of(adapted).read_only()
+    assert reference == learned
+    assert len(list(reading[1].forward)) > len(list(reference[1].forward))
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero": 3}, {"tp": 2}, {"dp": 2}])
@@ -170,7 +197,12 @@ def test_small_kernels_are_counted() -> None:
         ({"distillation": {"teacher": MODEL}}, "is not simulated with distillation"),
         ({"training": {"preference": {"reference": "adapters_off"}}}, "found 'adapters_off'; needs training.lora"),
         ({"training": {"preference": {"loss": "reward", "reference": "model"}}}, "a loss reward has no reference"),
-        ({"training": {"preference": {"loss": "kto"}}}, "found 'kto'; must be 'dpo', 'orpo' or 'reward'"),
+        ({"training": {"preference": {"loss": "bco"}}}, "found 'bco'; must be 'dpo', 'kto', 'orpo' or 'reward'"),
+        ({"training": {"preference": {"loss": "kto", "reference": "none"}}}, "a loss kto compares with a reference"),
+        (
+            {"training": {"preference": {"loss": "kto", "reference": "precomputed"}}, "parallelism": {"pp": 2}},
+            "parallelism.pp: found 2; a loss kto, whose models read other answers, too, needs pp 1",
+        ),
         (
             {"parallelism": {"dp": 2, "zero": 3, "reshard_after_forward": False}},
             "is not simulated with parallelism.reshard_after_forward false beside a reference",

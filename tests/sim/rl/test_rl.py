@@ -66,6 +66,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no copies": {"rl": {"sleep_level": 0, "offload_training": False, "reference": "gpu"}},
     "plain": {"rl": {"reference": "none"}},
     "of engine": {"rl": {"log_probs": "engine"}},
+    "epochs": {"rl": {"epochs": 3}},
     "critic": {"rl": {"critic": "gpu"}},
     "critic on host": {"rl": {"critic": "host"}},
     "tp": {"parallelism": {"dp": 2, "tp": 2, "sp": True}},
@@ -100,6 +101,16 @@ def test_log_probabilities_of_the_engine_spare_the_trainer_a_forward() -> None:
     assert "policy log-probabilities" not in seconds(sim)
     assert usual.step_time_s - sim.step_time_s == pytest.approx(usual.forward.seconds)
     assert "reference log-probabilities" in seconds(sim)
+
+
+@pytest.mark.parametrize("others", [(), ("critic",)])
+def test_epochs_repeat_the_updates_and_no_other_part(others: tuple[str, ...]) -> None:
+    sim, usual = ran(*others, "epochs"), ran(*others)
+    repeated = ("training", "critic training")
+    assert {name for name, s in seconds(sim).items() if s != seconds(usual)[name]} <= {*repeated}
+    assert all(seconds(sim)[name] == pytest.approx(3 * s) for name, s in seconds(usual).items() if name in repeated)
+    assert sim.outcome.training.updates == 3 * usual.outcome.training.updates
+    assert sim.outcome.tokens == usual.outcome.tokens
 
 
 def test_a_critic_takes_a_forward_and_updates_of_the_policys_size_without_logits() -> None:
