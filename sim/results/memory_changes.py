@@ -13,7 +13,7 @@ from msgspec import Struct
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Compute, Phase
-from sim.programs.gathered_units import in_root
+from sim.programs.gathered_units import gathered_after_loss, in_root
 from sim.programs.host_copies import kept_on_device, on_device
 from sim.programs.stages import Stage
 
@@ -55,9 +55,9 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
         ]
         steps += [BlockStep(0.0, b.forward_peak_bytes, 0.0, 0.0, 0.0) for b in stage.reference]  # which keeps nothing
     else:
-        late, whole = _late_gradients(stage, kind), kind is Kind.B and not reduces_at_once(stage)
+        late = _late_gradients(stage, kind)
         steps = [
-            BlockStep(0.0, _with_gradients(b, peak, new, whole), held, _freed_bytes(b, kind), new)
+            BlockStep(0.0, _with_gradients(stage, kind, b, peak, new), held, _freed_bytes(b, kind), new)
             for b, peak, new, held in zip(blocks, backward_peaks(stage, kind, first), brought, late[:-1], strict=True)
         ]
         steps += [BlockStep(0.0, 0.0, late[-1], 0.0, 0.0)] * (late[-1] > 0)
@@ -73,16 +73,26 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
     return [(0.0, claimed, peak, 0.0), (1.0, -freed, -peak, sum(brought))]
 
 
-def _with_gradients(block: Block, peak: float, brought: float, whole: bool) -> float:
+def _with_gradients(stage: Stage, kind: Kind, block: Block, peak: float, brought: float) -> float:
     """The most that a block's backward holds of transient bytes, `peak`, and of the gradients that it brings: all, or
-    in a `whole` backward whose operators are told apart those that are there by then. A loss has ended before the
-    output matrix gets its gradient."""
-    if block.own is not None:
+    in a whole backward whose operators are told apart those that are there by then. A loss has ended before the
+    output matrix gets its gradient. Shards are there once the block's gradients are reduced, whose copies hold more
+    (`backward_peaks`)."""
+    if block.own is not None or (brought and reduces_at_once(stage) and not stage.dp.host.parameters):
         return peak
-    params = block.params + block.expert_params
-    if not whole or not block.backward_moments or not params:
+    params, moments = block.params + block.expert_params, _moments(stage, kind, block)
+    if kind is not Kind.B or reduces_at_once(stage) or not moments or not params:
         return peak + brought
-    return max(0.0, *(held + brought * there / params for held, there in block.backward_moments))
+    return max(0.0, *(held + brought * there / params for held, there in moments))
+
+
+def _moments(stage: Stage, kind: Kind, block: Block) -> tuple[tuple[float, int], ...]:
+    """`Block.backward_moments`, less what ZeRO-3 gathers only when the loss has ended (`gathered_after_loss`)."""
+    moments = block.backward_moments
+    if kind is not Kind.B or not moments or block is not stage.blocks[-1]:
+        return moments
+    missing = gathered_after_loss(stage.blocks, stage.dp) * stage.dp.parameter_bytes
+    return tuple((held - (0.0 if there else missing), there) for held, there in moments) if missing else moments
 
 
 def held_to_end(block: Block) -> float:
@@ -140,6 +150,8 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
     for b in stage.blocks[::-1]:
         # A weight half multiplies what is kept already; its matmuls' outputs are gradients, counted elsewhere.
         inner = 0.0 if kind is (Kind.W if _has_input_half(b) else Kind.I) else b.backward_peak_bytes
+        if (moments := _moments(stage, kind, b)) is not b.backward_moments:
+            inner = max(held for held, _ in moments)
         if first and b.own is not None and kind is Kind.B and not reduces:
             inner = b.own.first_backward_peak
         # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
