@@ -184,13 +184,16 @@ model = nn.Linear(64, 64).to("cuda")
 assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
 assert isinstance(torch.cuda.memory_summary(), str)
 """
-SCRIPTS["by_address"] = SCRIPTS["fsdp2"].replace(
-    "for layer in model:", "old = {name: p.data_ptr() for name, p in model.named_parameters()}\nfor layer in model:"
-) + """
+SCRIPTS["by_address"] = (
+    SCRIPTS["fsdp2"].replace(
+        "for layer in model:", "old = {name: p.data_ptr() for name, p in model.named_parameters()}\nfor layer in model:"
+    )
+    + """
 assert len(set(old.values())) == len(old)
 model.found = {address: name for name, address in old.items()}
 assert sorted(model.found.values()) == sorted(name for name, _ in model.named_parameters())
 """
+)
 LAYER_BYTES = 4 * (64 * 256 + 256 + 256 * 64 + 64)
 
 Captured = Callable[..., RankProgram]
