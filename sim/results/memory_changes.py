@@ -9,6 +9,7 @@ or come with a step's first backward (captured programs, which set them to None)
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
@@ -24,13 +25,14 @@ LEAST_SHARE = 1e-3  # of an action for each of its blocks, so that bytes which a
 
 class BlockStep(Struct, frozen=True):
     """Hold the bytes that a block claims as it begins, holds while it runs, keeps until the action ends, and frees; the
-    gradients that it brings."""
+    gradients that it brings; the copies of weights that a forward's leaves, or (below 0) a backward's frees."""
 
     claimed: float
     transient: float
     until_end: float
     freed: float
     gradients: float
+    copies: float = 0.0
 
 
 def brings_gradients(stage: Stage) -> bool:
@@ -48,11 +50,13 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
     brought = _brought(stage, kind) if first else [0.0] * len(blocks)
     if stage.offload:
         begin, end = _offloaded_changes(stage, kind)
-        return [(*begin, 0.0), (*end, sum(brought))]
+        most, left = _all_copies(stage, kind)
+        return [(*begin[:2], begin[2] + most, 0.0), (*end[:2], end[2] - most + left, sum(brought))]
     if kind is Kind.F:
         steps = [
             BlockStep(sum(s.bytes for s in b.saved), b.forward_peak_bytes, held_to_end(b), 0.0, 0.0) for b in blocks
         ]
+        steps = [_with_copies(stage, kind, b, x) for b, x in zip(blocks, steps, strict=True)]
         steps += [BlockStep(0.0, b.forward_peak_bytes, 0.0, 0.0, 0.0) for b in stage.reference]  # which keeps nothing
     else:
         late = _late_gradients(stage, kind)
@@ -60,6 +64,7 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
             BlockStep(0.0, _with_gradients(stage, kind, b, peak, new), held, _freed_bytes(b, kind), new)
             for b, peak, new, held in zip(blocks, backward_peaks(stage, kind, first), brought, late[:-1], strict=True)
         ]
+        steps = [_with_copies(stage, kind, b, x) for b, x in zip(blocks, steps, strict=True)]
         steps += [BlockStep(0.0, 0.0, late[-1], 0.0, 0.0)] * (late[-1] > 0)
     if fine and blocks:
         return _block_by_block(stage, kind, steps)
@@ -67,10 +72,31 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
     claimed, freed = sum(x.claimed for x in steps), sum(x.freed for x in steps)
     peak, now = 0.0, 0.0
     for x in steps:
-        now += x.claimed + x.until_end
+        now += x.claimed + x.until_end + max(0.0, x.copies)
         peak = max(peak, now + x.transient - claimed)
-        now += x.gradients - x.freed
-    return [(0.0, claimed, peak, 0.0), (1.0, -freed, -peak, sum(brought))]
+        now += x.gradients - x.freed + min(0.0, x.copies)
+    return [(0.0, claimed, peak, 0.0), (1.0, -freed, sum(x.copies for x in steps) - peak, sum(brought))]
+
+
+def _with_copies(stage: Stage, kind: Kind, block: Block, step: BlockStep) -> BlockStep:
+    """The step with the copies of weights that autocast makes (`CastCopies`); a weight half needs none."""
+    casts = stage.dp.casts
+    if casts is None or block.own is not None or kind is Kind.W:
+        return step
+    own = casts.of(block, stage.blocks)
+    if not casts.runs_again(block):
+        return replace(step, copies=own if kind is Kind.F else -own)
+    if kind is Kind.F and casts.cached:
+        return replace(step, until_end=step.until_end + own)
+    return replace(step, transient=step.transient + own)
+
+
+def _all_copies(stage: Stage, kind: Kind) -> tuple[float, float]:
+    """Return the bytes of copies that an action needs beside those there before it, and the change that it leaves."""
+    nothing = BlockStep(0.0, 0.0, 0.0, 0.0, 0.0)
+    steps = [_with_copies(stage, kind, b, nothing) for b in stage.blocks]
+    left = sum(x.copies for x in steps)
+    return max(0.0, left) + sum(x.until_end for x in steps) + max((x.transient for x in steps), default=0.0), left
 
 
 def _with_gradients(stage: Stage, kind: Kind, block: Block, peak: float, brought: float) -> float:
@@ -243,7 +269,7 @@ def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Ch
     passed = held = 0.0
     for x, mine in zip(steps, seconds, strict=True):
         held += x.until_end
-        out.append((passed / total, x.claimed, x.until_end + x.transient, 0.0))
+        out.append((passed / total, x.claimed, x.until_end + x.transient + max(0.0, x.copies), 0.0))
         passed += mine
-        out.append((min(1.0, passed / total), -x.freed, -x.transient, x.gradients))
+        out.append((min(1.0, passed / total), -x.freed, min(0.0, x.copies) - x.transient, x.gradients))
     return [*out, (1.0, 0.0, -held, 0.0)] if held else out
