@@ -138,7 +138,7 @@ def _address(x: torch.Tensor) -> int:
     Accelerate 1.15 finds an optimizer's parameters by theirs once FSDP2 has replaced them (accelerator.py:
     `_prepare_fsdp2`); with one address for all it would update the last parameter in place of each.
     """
-    return int(x.untyped_storage()._cdata) + x.storage_offset() * x.element_size()
+    return int(x.untyped_storage()._cdata) + int(x.storage_offset()) * x.element_size()
 
 
 def _of_functional_collectives() -> Iterator[Change]:
