@@ -177,6 +177,8 @@ class Compute(Struct, frozen=True):
     lone_clocks: float = 0.0  # of one thread block, while the others wait or have ended
     instructions: float = 0.0  # of all threads, where they were counted in the kernel's machine code
     drops: bool = False  # a fused attention drops probabilities at random
+    # Kernels that it consists of. Each has its own price where the profile has no points of the operator as a whole.
+    runs: tuple[Compute, ...] = ()
     masked: bool = False  # a fused attention gets a tensor that says which pairs are hidden, and computes all pairs
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER  # whose work it is; no price depends on it

@@ -94,6 +94,7 @@ def _looked_up(d: Dims, name: str, width: int, table: int) -> Operator:
         params=table,
         forward_bytes=size,
         backward_bytes=size + table * d.act_bytes,
+        returns_gradient=d.grad_bytes == d.act_bytes,
     )
 
 

@@ -44,6 +44,9 @@ class Operator(Struct, frozen=True):
     shared: tuple[int, ...] = ()  # elements of each tensor whose gradient is summed over tp, see `Block`
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
+    # A step's first backward keeps as the gradient what `backward_bytes` counts, if it then makes it (torch's
+    # csrc/autograd/functions/accumulate_grad.h: accumulateGrad).
+    returns_gradient: bool = False
     within: tuple[RecomputeModule, ...] = ()  # parts of a layer that it belongs to
     module: OffloadModule | None = None  # the part whose kept tensors may go to host memory
     graph: GraphPart | None = None  # the part of an expert layer that a CUDA graph may hold with it
@@ -140,12 +143,12 @@ def backward_peak(parts: Sequence[Operator], kept_bytes: float = 0.0) -> float:
 
 def backward_moments(parts: Sequence[Operator]) -> tuple[tuple[float, int], ...]:
     """Bytes beyond the saved ones as each part runs, the last part first, and for how many parameters it and those
-    before it have brought gradients."""
+    before it have brought gradients: without its own where `backward_bytes` counts them."""
     released, params = 0.0, 0
     found = []
     for part in reversed(parts):
-        params += part.params + part.expert_params
-        found.append((part.backward_bytes - released, params))
+        before, params = params, params + part.params + part.expert_params
+        found.append((part.backward_bytes - released, before if part.returns_gradient else params))
         released += sum(s.bytes for s in part.saved)
     return tuple(found)
 

@@ -198,7 +198,7 @@ class Costs:
         """
         # Blocks come first, because they were timed as a whole. Points come last, because those of grouped matmuls and
         # of attention are mostly of serving libraries' kernels.
-        prices = (self._measured_block, self._grouped, self._attention, self._from_points)
+        prices = (self._measured_block, self._grouped, self._attention, self._from_points, self._kernel_by_kernel)
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
         cost = self._bound_by_memory(op, self._without_tensor_cores(op, cost))
@@ -338,6 +338,16 @@ class Costs:
         # Points of the user's own machine were timed with the operator's own result.
         result_s = self._corrections.result_s(op) if self.profile.kernels else 0.0
         return cost._replace(seconds=cost.seconds + result_s)
+
+    def _kernel_by_kernel(self, op: Compute, pace: float) -> Cost | None:
+        """Price an operator by the kernels that it consists of, one after the other; None if it does not name them."""
+        if not op.runs:
+            return None
+        costs = [self._alone(kernel, pace) for kernel in op.runs]
+        seconds = sum(cost.seconds for cost in costs)
+        longest = max(costs, key=lambda cost: cost.seconds)
+        off = sum(cost.seconds * cost.uncertainty for cost in costs) / seconds  # kernels of one kind err alike
+        return Cost(seconds, longest.source, off)
 
     def floor_s(self, op: Compute) -> float:
         """Return the seconds that no call of the operator's kind goes below, by its table; 0 where it has none."""

@@ -37,6 +37,7 @@ from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.frozen_weights import format_of
 from sim.models.source import compute_bytes, source_of
+from sim.programs.cast_copies import CastCopies, cast_copies
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.programs.message_shares import message_shares
 from sim.programs.parameters_on_host import OnHost, on_host_of
@@ -88,6 +89,7 @@ class DataParallel(Struct, frozen=True):
     gathered_early: bool = False  # ZeRO-1 gathers a rank's first stage while it updates the others
     input_first: tuple[Phase, ...] = ()  # phases in which ZeRO-3 gathers behind an action's input
     tied: int = 0  # elements of a matrix that ZeRO-3 gathers for embedding and output (`ZeroEngine.gathers_tied`)
+    casts: CastCopies | None = None  # 16-bit copies of whole fp32 parameters under autocast
     gathered_late: bool = False  # and a stage when its first input has arrived (`ZeroEngine.gathers_when_used`)
 
     @property
@@ -272,6 +274,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         gathered_early=p.overlap_param_gather_with_optimizer_step,
         input_first=() if engine.fsdp_version and virtual else engine.input_first,
         tied=source_of(plan.scenario).tied_elements() if engine.gathers_tied and p.zero == 3 and p.pp == 1 else 0,
+        casts=None if p.zero == 3 else cast_copies(plan.scenario, own_bytes),
         gathered_late=engine.gathers_when_used and p.zero == 1 and bool(p.param_gather_overlap) and not virtual,
     )
     return _with_gradients(found, plan.scenario)

@@ -128,6 +128,18 @@ def _live_blocks(order: Sequence[Block], dp: DataParallel) -> int:
     return sum(elements <= dp.engine.live_elements for elements in held)
 
 
+def gathered_after_loss(blocks: Sequence[Block], dp: DataParallel) -> float:
+    """The elements, of `gathered_elements`, that are not there yet while the loss runs its backward: all but the last
+    unit's. This unit prefetches the layer before it once its logits have a gradient (torch's FSDP2: `pre_backward` in
+    _fsdp_param_group.py, a hook of the unit's outputs). 0 where other units, or a root around the loss, are gathered.
+    """
+    engine = dp.engine
+    own_unit = engine.kept_last and not engine.ends_together and not dp.tied and dp.reshard
+    if dp.zero != 3 or not own_unit or not blocks or blocks[-1].kind is not BlockKind.HEAD:
+        return 0.0
+    return gathered_elements(blocks, dp) - _elements(blocks[-1], dp)
+
+
 def gathered_elements(blocks: Sequence[Block], dp: DataParallel) -> float:
     """The most elements of whole parameters that are there at once: two units', all where they stay, or as many as may
     be there. Where a framework's units are known they are neighbours, beside the root or what stays.

@@ -140,7 +140,7 @@ def _split(
     made: dict[Stage, tuple[Stage, Stage]] = {}
     for stage in (stage for mine in stages for stage in mine.values()):
         if stage not in made:
-            ours = replace(stage.dp, fleeting_gradient_bytes=0.0)
+            ours = replace(stage.dp, fleeting_gradient_bytes=0.0, casts=None)
             theirs, none = stage.dp, {"parameter_bytes": 0.0, "gradient_bytes": 0.0}
             ours, theirs = (
                 (ours, replace(theirs, **none)) if kinds >= set(BlockKind) else (replace(ours, **none), theirs)

@@ -9,11 +9,12 @@ or come with a step's first backward (captured programs, which set them to None)
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Compute, Phase
-from sim.programs.gathered_units import in_root
+from sim.programs.gathered_units import gathered_after_loss, in_root
 from sim.programs.host_copies import kept_on_device, on_device
 from sim.programs.stages import Stage
 
@@ -24,13 +25,14 @@ LEAST_SHARE = 1e-3  # of an action for each of its blocks, so that bytes which a
 
 class BlockStep(Struct, frozen=True):
     """Hold the bytes that a block claims as it begins, holds while it runs, keeps until the action ends, and frees; the
-    gradients that it brings."""
+    gradients that it brings; the copies of weights that a forward's leaves, or (below 0) a backward's frees."""
 
     claimed: float
     transient: float
     until_end: float
     freed: float
     gradients: float
+    copies: float = 0.0
 
 
 def brings_gradients(stage: Stage) -> bool:
@@ -48,19 +50,22 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
     brought = _brought(stage, kind) if first else [0.0] * len(blocks)
     if stage.offload:
         begin, end = _offloaded_changes(stage, kind)
-        return [(*begin, 0.0), (*end, sum(brought))]
+        most, left = _all_copies(stage, kind)
+        return [(*begin[:2], begin[2] + most, 0.0), (*end[:2], end[2] - most + left, sum(brought))]
     if kind is Kind.F:
         steps = [
             BlockStep(sum(s.bytes for s in b.saved), b.forward_peak_bytes, held_to_end(b), 0.0, 0.0) for b in blocks
         ]
+        steps = [_with_copies(stage, kind, b, x) for b, x in zip(blocks, steps, strict=True)]
         others = [b for blocks in stage.read_only() for b in blocks]  # which keep nothing
         steps += [BlockStep(0.0, b.forward_peak_bytes, 0.0, 0.0, 0.0) for b in others]
     else:
-        late, whole = _late_gradients(stage, kind), kind is Kind.B and not reduces_at_once(stage)
+        late = _late_gradients(stage, kind)
         steps = [
-            BlockStep(0.0, _with_gradients(b, peak, new, whole), held, _freed_bytes(b, kind), new)
+            BlockStep(0.0, _with_gradients(stage, kind, b, peak, new), held, _freed_bytes(b, kind), new)
             for b, peak, new, held in zip(blocks, backward_peaks(stage, kind, first), brought, late[:-1], strict=True)
         ]
+        steps = [_with_copies(stage, kind, b, x) for b, x in zip(blocks, steps, strict=True)]
         steps += [BlockStep(0.0, 0.0, late[-1], 0.0, 0.0)] * (late[-1] > 0)
     if fine and blocks:
         return _block_by_block(stage, kind, steps)
@@ -68,22 +73,53 @@ def changes_of(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change
     claimed, freed = sum(x.claimed for x in steps), sum(x.freed for x in steps)
     peak, now = 0.0, 0.0
     for x in steps:
-        now += x.claimed + x.until_end
+        now += x.claimed + x.until_end + max(0.0, x.copies)
         peak = max(peak, now + x.transient - claimed)
-        now += x.gradients - x.freed
-    return [(0.0, claimed, peak, 0.0), (1.0, -freed, -peak, sum(brought))]
+        now += x.gradients - x.freed + min(0.0, x.copies)
+    return [(0.0, claimed, peak, 0.0), (1.0, -freed, sum(x.copies for x in steps) - peak, sum(brought))]
 
 
-def _with_gradients(block: Block, peak: float, brought: float, whole: bool) -> float:
+def _with_copies(stage: Stage, kind: Kind, block: Block, step: BlockStep) -> BlockStep:
+    """The step with the copies of weights that autocast makes (`CastCopies`); a weight half needs none."""
+    casts = stage.dp.casts
+    if casts is None or block.own is not None or kind is Kind.W:
+        return step
+    own = casts.of(block, stage.blocks)
+    if not casts.runs_again(block):
+        return replace(step, copies=own if kind is Kind.F else -own)
+    if kind is Kind.F and casts.cached:
+        return replace(step, until_end=step.until_end + own)
+    return replace(step, transient=step.transient + own)
+
+
+def _all_copies(stage: Stage, kind: Kind) -> tuple[float, float]:
+    """Return the bytes of copies that an action needs beside those there before it, and the change that it leaves."""
+    nothing = BlockStep(0.0, 0.0, 0.0, 0.0, 0.0)
+    steps = [_with_copies(stage, kind, b, nothing) for b in stage.blocks]
+    left = sum(x.copies for x in steps)
+    return max(0.0, left) + sum(x.until_end for x in steps) + max((x.transient for x in steps), default=0.0), left
+
+
+def _with_gradients(stage: Stage, kind: Kind, block: Block, peak: float, brought: float) -> float:
     """The most that a block's backward holds of transient bytes, `peak`, and of the gradients that it brings: all, or
-    in a `whole` backward whose operators are told apart those that are there by then. A loss has ended before the
-    output matrix gets its gradient."""
-    if block.own is not None:
+    in a whole backward whose operators are told apart those that are there by then. A loss has ended before the
+    output matrix gets its gradient. Shards are there once the block's gradients are reduced, whose copies hold more
+    (`backward_peaks`)."""
+    if block.own is not None or (brought and reduces_at_once(stage) and not stage.dp.host.parameters):
         return peak
-    params = block.params + block.expert_params
-    if not whole or not block.backward_moments or not params:
+    params, moments = block.params + block.expert_params, _moments(stage, kind, block)
+    if kind is not Kind.B or reduces_at_once(stage) or not moments or not params:
         return peak + brought
-    return max(0.0, *(held + brought * there / params for held, there in block.backward_moments))
+    return max(0.0, *(held + brought * there / params for held, there in moments))
+
+
+def _moments(stage: Stage, kind: Kind, block: Block) -> tuple[tuple[float, int], ...]:
+    """`Block.backward_moments`, less what ZeRO-3 gathers only when the loss has ended (`gathered_after_loss`)."""
+    moments = block.backward_moments
+    if kind is not Kind.B or not moments or block is not stage.blocks[-1]:
+        return moments
+    missing = gathered_after_loss(stage.blocks, stage.dp) * stage.dp.parameter_bytes
+    return tuple((held - (0.0 if there else missing), there) for held, there in moments) if missing else moments
 
 
 def held_to_end(block: Block) -> float:
@@ -141,6 +177,8 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
     for b in stage.blocks[::-1]:
         # A weight half multiplies what is kept already; its matmuls' outputs are gradients, counted elsewhere.
         inner = 0.0 if kind is (Kind.W if _has_input_half(b) else Kind.I) else b.backward_peak_bytes
+        if (moments := _moments(stage, kind, b)) is not b.backward_moments:
+            inner = max(held for held, _ in moments)
         if first and b.own is not None and kind is Kind.B and not reduces:
             inner = b.own.first_backward_peak
         # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
@@ -233,7 +271,7 @@ def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Ch
     passed = held = 0.0
     for x, mine in zip(steps, seconds, strict=True):
         held += x.until_end
-        out.append((passed / total, x.claimed, x.until_end + x.transient, 0.0))
+        out.append((passed / total, x.claimed, x.until_end + x.transient + max(0.0, x.copies), 0.0))
         passed += mine
-        out.append((min(1.0, passed / total), -x.freed, -x.transient, x.gradients))
+        out.append((min(1.0, passed / total), -x.freed, min(0.0, x.copies) - x.transient, x.gradients))
     return [*out, (1.0, 0.0, -held, 0.0)] if held else out

@@ -180,7 +180,7 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
     t, dp, gathered = plan.scenario.for_training, stages[0].dp, 0.0
     if dp.passes:
         gathered = _gathered_bytes(blocks, dp)
-    elif dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
+    elif dp.casts is None and dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
         gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
     # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
     orders = dp.eight_bit.kept / dp.eight_bit.gathered if dp.zero == 3 and dp.eight_bit.gathered else 0.0
@@ -194,27 +194,20 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
 
 
 def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> float:
-    """Elements of 16-bit copies of fp32 parameters that are there at once: a block's under FSDP, else all until the
-    backward. Layers that run again in the backward cast again there, one after another; that all copies are there until
-    the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`). 4-bit matrices are converted
-    one at a time (`Block.workspace_bytes`)."""
-    d, again = dims(plan.scenario), plan.scenario.for_training.recompute
-    wide = d.experts_in_fp32
-    # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
+    """Elements of 16-bit copies of fp32 parameters that are there at once without autocast (`CastCopies`): a block's
+    under FSDP, which, where it does not reshard (zero 2), keeps all for the backward. 4-bit matrices are converted one
+    at a time (`Block.workspace_bytes`)."""
+    wide = dims(plan.scenario).experts_in_fp32
+    # Only a tied head casts the embedding's matrix.
     cast = [
-        (b.held_params - b.few_bit_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
+        b.held_params - b.few_bit_params + (0 if wide else b.expert_params)
         for b in blocks
         if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING
     ]
     if dp.zero == 3:
-        return max([n for n, _ in cast], default=0)
+        return max(cast, default=0)
     ends = {BlockKind.EMBEDDING, BlockKind.HEAD} <= {b.kind for b in blocks}  # else the output has a matrix of its own
-    tied = source_of(plan.scenario).tied_elements() if ends else 0
-    layers = [n for n, layer in cast if layer]
-    # FSDP that does not reshard (zero 2) keeps its 16-bit copies for the backward all the same.
-    every_layer_again = d.autocast and again.mode == "full" and again.every is None and again.layers is None
-    kept = max(layers, default=0) if every_layer_again else sum(layers)
-    return kept + sum(n for n, layer in cast if not layer) + tied
+    return sum(cast) + (source_of(plan.scenario).tied_elements() if ends else 0)
 
 
 def _bucket_buffers(dp: DataParallel, n: _Elements) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.core.columns import Floats
+from sim.programs.gathered_units import gathered_after_loss
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.search.block_sums import Blocks, Cut, Signature
@@ -59,13 +60,16 @@ class MemoryBound:
 
     @cached
     def _state_bytes(self, sharding: Sharding, placement: StagePlacement, cut: Cut) -> Floats:
-        """Return the exact bytes of states and of gathered parameters, by pipeline rank."""
+        """Return the exact bytes of states and the least bytes of gathered parameters, by pipeline rank: those that are
+        there while the loss runs its backward, before which nothing else is gathered."""
         found: dict[Signature, float] = {}
         for held in cut.by_rank(placement):
             if held not in found:
                 # The function of the simulation's memory: states are exact.
-                s = states(self.mesh_blocks.prices.plan, [self.mesh_blocks.stage(sharding, cut, held)])
-                found[held] = s.parameters + s.gradients + s.optimizer + s.gathered
+                stage = self.mesh_blocks.stage(sharding, cut, held)
+                s = states(self.mesh_blocks.prices.plan, [stage])
+                later = gathered_after_loss(stage.blocks, stage.dp) * stage.dp.parameter_bytes
+                found[held] = s.parameters + s.gradients + s.optimizer + s.gathered - later
         return np.array([found[held] for held in cut.by_rank(placement)])
 
     @cached

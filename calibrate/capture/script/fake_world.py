@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.nn.parallel.distributed
 from torch._C._distributed_c10d import FakeWork, Work
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import DistributedDataParallel
@@ -128,6 +129,16 @@ def _of_wrappers() -> Iterator[Change]:
     yield dist, "_register_builtin_comm_hook", register_builtin_comm_hook
     yield dist, "_broadcast_coalesced", broadcast_coalesced
     yield torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None
+    yield FakeTensor, "data_ptr", _address
+
+
+def _address(x: torch.Tensor) -> int:
+    """Return an address of a fake tensor, whose own is always 0.
+
+    Accelerate 1.15 finds an optimizer's parameters by theirs once FSDP2 has replaced them (accelerator.py:
+    `_prepare_fsdp2`); with one address for all it would update the last parameter in place of each.
+    """
+    return int(x.untyped_storage()._cdata) + int(x.storage_offset()) * x.element_size()
 
 
 def _of_functional_collectives() -> Iterator[Change]:

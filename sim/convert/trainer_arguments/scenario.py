@@ -75,6 +75,10 @@ PAGED = (
     "optimizer paged_…: its states are counted on the GPU; they lie in CUDA's managed memory, outside torch's "
     "allocator, and what does not fit goes to the host (bitsandbytes, optim/optimizer.py: get_state_buffer)"
 )
+LOGGED_NORM = (
+    "max_grad_norm: 0 does not save the norm, which Transformers' Trainer logs since release 5.3: it is taken, and "
+    "gradients are scaled by one; for earlier releases set training.gradient_clipping=false"
+)
 REENTRANT_COMPILED = (
     "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"
 )
@@ -183,8 +187,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, casts: bool) ->
     framework, offloads = _framework(s, by_deepspeed), s.choice("activation_offloading", ON, "false")
     training = {
         **numbers_of(s, by_deepspeed, lora, casts),
-        # Both defaults are 1: runtime/constants.py, training_args.py.
-        "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
+        "gradient_clipping": _clips(s, by_deepspeed),
         "framework": framework,
         "attention": s.choice(*_attention(s), "auto") or "fused",
         "recompute": _recompute(s, any(recomputed), framework, kwargs),
@@ -197,6 +200,17 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, casts: bool) ->
         training["cross_entropy"] = "chunked"
         s.notes.append(f"{liger[0]}: {OF_CCE if liger == [CCE] else OF_LIGER}")
     return training
+
+
+def _clips(s: Settings, by_deepspeed: bool) -> bool:
+    """Whether gradients get a norm and are scaled by it; both defaults are 1 (runtime/constants.py, training_args.py).
+
+    Transformers' Trainer, since release 5.3, clips to infinity where `max_grad_norm` is 0, for the norm that it logs:
+    Accelerate takes the norm and scales all gradients by one (trainer.py: `_get_grad_norm`). DeepSpeed tells its own.
+    """
+    clips = (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0
+    s.notes += [] if clips or by_deepspeed else [LOGGED_NORM]
+    return clips or not by_deepspeed
 
 
 def _by_sections(s: Settings) -> bool:

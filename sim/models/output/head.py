@@ -21,6 +21,7 @@ from sim.models.lora import frozen
 from sim.models.norm import stream_norm
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part
 from sim.models.output.chunked_loss import chunked_output, looped_output
+from sim.models.output.log_softmax import backward_kernels, forward_kernels
 from sim.models.output.preference import pair_loss, score_part, scores_rewards
 from sim.models.output.tiled_loss import tiled_output
 from sim.models.streams.hyper_connections import last_sum
@@ -216,9 +217,11 @@ def cross_entropy(d: Dims, vocab: int, kernel: str = "unfused") -> Operator:
 
     Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which
     the fp32 softmax stays: 4·s·b·v/t (Korthikanti 2022, section 4.3); backward subtracts one at the target,
-    scales (8) and converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it
-    back. Transient: that and the logits' own gradient, 2·tokens·vocab·4. Megatron's works in place, so that beside the
-    fp32 logits, which become the softmax and then the gradient, there are only the 16-bit ones, or their gradient: 6
+    scales (8) and converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it back.
+    Where a rank has all logits, torch's forward is one kernel (`log_softmax`), and these bytes only name the points of
+    a profile that measured the loss as a whole. Transient: the dense gradient and the logits' own,
+    2·tokens·vocab·4. Megatron's works in place, so that beside the fp32 logits, which become the softmax and then the
+    gradient, there are only the 16-bit ones, or their gradient: 6
     bytes a logit at the most for torch's 12 (core/tensor_parallel/cross_entropy.py). nanotron's holds the fp32 logits
     while it makes the softmax, 8 a logit, and only then works in place. Megatron's in compiled parts (native) moves 16
     bytes in place of 32, but makes the gradient from a copy of the softmax. Compiled by itself: logits read once (e),
@@ -237,13 +240,17 @@ def cross_entropy(d: Dims, vocab: int, kernel: str = "unfused") -> Operator:
     loss = d.framework.loss if native is None else native
     copy = 0.0 if e == FP32_BYTES else e + FP32_BYTES
     moved = ((copy if loss.copies else 0.0) + loss.reads * e + loss.forward_bytes) * n
-    forward.append(memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, loss.forward_kernels))
+    whole = loss.log_softmax and d.tp == 1
+    found = memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, loss.forward_kernels)
+    forward.append(replace(found, runs=forward_kernels(d, vocab, loss.forward_kernels) if whole else ()))
     forward += [*_per_token(d, F, loss.forward_token_kernels), *_reductions(d, loss.reductions)]
     zeros = 2 * e if d.framework.returns_logits else 0.0  # written, and read by the kernel that adds to them
     back = (loss.backward_bytes + loss.backward_reads * e + zeros + (copy if loss.copies else e)) * n
     backward = memory_op(
         "cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels + bool(zeros)
     )
+    if whole:
+        backward = replace(backward, runs=backward_kernels(d, vocab, backward.kernels, zeros * n))
     kept_logits = loss.keeps == "logits"
     saved = Saved("logits", e * n) if kept_logits else Saved("log-softmax in fp32", FP32_BYTES * n)
     held = (0.0, e + zeros / 2) if kept_logits else _held_beside_softmax(loss, d, e)

@@ -41,6 +41,7 @@ def tiled_output(d: Dims, name: str, vocab: int) -> Operator:
         weights=((vocab, h),),
         forward_bytes=buffer,
         backward_bytes=buffer + gradients + e * rows * h,
+        returns_gradient=trained and d.autocast and d.grad_bytes == FP32_BYTES,
     )
 
 

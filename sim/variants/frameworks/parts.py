@@ -37,6 +37,7 @@ class UnfusedLoss(NamedTuple):
     backward_token_kernels: int = 0
     split_tensors: int = 2
     reductions: int = 3  # messages over tensor-parallel ranks: maximum, target's logit, sum of exponentials
+    log_softmax: bool = False  # a rank that has all logits runs torch's own loss (`sim.models.output.log_softmax`)
 
 
 class RouterKernels(NamedTuple):
@@ -58,7 +59,7 @@ class RouterKernels(NamedTuple):
     torch_top_k: bool = True
 
 
-TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
+TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0, log_softmax=True)
 # The choice of groups, of fp32 scores: each group's best two (4 bytes), sorted, and their sum; top-k of groups; zeros
 # and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8) and masked (9). Where
 # the masked scores themselves go on, backward copies (8) and masks (9) their gradient. The code is the same in

@@ -184,6 +184,16 @@ model = nn.Linear(64, 64).to("cuda")
 assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
 assert isinstance(torch.cuda.memory_summary(), str)
 """
+SCRIPTS["by_address"] = (
+    SCRIPTS["fsdp2"].replace(
+        "for layer in model:", "old = {name: p.data_ptr() for name, p in model.named_parameters()}\nfor layer in model:"
+    )
+    + """
+assert len(set(old.values())) == len(old)
+model.found = {address: name for name, address in old.items()}
+assert sorted(model.found.values()) == sorted(name for name, _ in model.named_parameters())
+"""
+)
 LAYER_BYTES = 4 * (64 * 256 + 256 + 256 * 64 + 64)
 
 Captured = Callable[..., RankProgram]
@@ -292,6 +302,13 @@ def test_fsdp2_gathers_twice_and_reduces_once_on_streams_of_its_own(captured: Ca
     assert 0 not in starts
     shards = sum(s.bytes for s in program.program.storages if s.kind == "parameter")
     assert shards == 3 * LAYER_BYTES // 16
+
+
+def test_parameters_are_told_apart_by_their_addresses(captured: Captured) -> None:
+    """As Accelerate does, which gives its optimizer FSDP2's parameters by the addresses of those before them."""
+    program = captured("by_address", 4)
+    steps = [o for o in program.program.operators if o.phase == "optimizer"]
+    assert sum(t.bytes for o in steps for t in o.outputs) == 3 * LAYER_BYTES // 4
 
 
 def test_fsdp2_on_many_ranks_is_as_large_as_on_few(captured: Captured) -> None:

@@ -126,6 +126,15 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
     assert "no micro-batch: 8, Transformers' default" in text
 
 
+@pytest.mark.parametrize(("limit", "noted"), [("0.0", True), ("0.3", False)])
+def test_the_trainer_takes_the_norm_that_it_logs(tmp_path: Path, limit: str, noted: bool) -> None:
+    """A captured step of Transformers 5.24 with `max_grad_norm: 0` has the same norm and the same scaling."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    data, text = converted(tmp_path, "args.yaml", f"bf16: true\nmax_grad_norm: {limit}\n", *options)
+    assert data["training"]["gradient_clipping"] is True
+    assert ("does not save the norm" in text) == noted
+
+
 FIRST_FSDP = {"zero": 3, "fsdp_version": 1, "backward_prefetch": False}
 EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
 

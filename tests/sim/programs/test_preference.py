@@ -170,7 +170,8 @@ def test_orpo_also_learns_the_chosen_answers_next_tokens() -> None:
     )
     assert own == [4 * 1024 * 32000]
     assert more == [*own, own[0] // 2]
-    assert orpo.step_time_s > dpo.step_time_s
+    own_loop: dict[str, Any] = {"training": {"framework": "eager"}}  # the Trainer waits for metrics of DPO alone
+    assert step(own_loop, loss="orpo").step_time_s > step(own_loop, loss="dpo", reference="none").step_time_s
 
 
 def test_small_kernels_are_counted() -> None:

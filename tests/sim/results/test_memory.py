@@ -18,7 +18,7 @@ from sim.prices.profiles import load_profile
 from sim.programs.host_copies import on_device
 from sim.ranks.plan import make_plan
 from sim.results.memory import AtMost, levels, over_steps
-from sim.results.memory_changes import backward_peaks
+from sim.results.memory_changes import backward_peaks, changes_of
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.simulation import prepare, simulate
@@ -87,13 +87,15 @@ def test_cublas_workspaces(cluster: str, style: str, mib: float) -> None:
 def test_copies_that_autocast_makes_stay_for_the_backward(tied: bool) -> None:
     """2 bytes of every matmul's weight beside the fp32 parameters; looked-up tables are not cast."""
 
-    def buffers(param_dtype: str) -> float:
+    def left(param_dtype: str, kind: Kind) -> float:
+        """What an action leaves in buffers, or frees of what was left there."""
         training = {"param_dtype": param_dtype, "global_batch_size": 1}
-        scenario = case(None, training, {"tied_embeddings": tied})
-        return states(make_plan(scenario), list(simulate(scenario).stages[0].values())).gathered
+        (stage,) = simulate(case(None, training, {"tied_embeddings": tied})).stages[0].values()
+        return sum(buffers for _, _, buffers, _ in changes_of(stage, kind, True, False))
 
-    table = 1024 * 1024
-    assert buffers("fp32") - buffers("bf16") == 2 * (PSI - table)
+    copies = 2 * (PSI - 1024 * 1024)
+    assert [left("fp32", kind) for kind in (Kind.F, Kind.B)] == [copies, -copies]
+    assert [left("bf16", kind) for kind in (Kind.F, Kind.B)] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("zero", "reshard", "layers"), [(0, True, 8), (2, True, 8), (3, True, 2), (3, False, 8)])
