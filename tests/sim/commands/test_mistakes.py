@@ -103,6 +103,7 @@ def test_keys_and_values(override: str, said: str) -> None:
         ("inference.requests.prompt_len={mean: 900, sigma: 0.5}", "must be one number of tokens, such as 900, of which"),
         ("inference.requests.output_len=[100, 200]", "found a list of 2; must be one number of tokens of which"),
         ("inference.requests.output_len={min: 1, max: 2}", "write requests: {trace: FILE.csv} with columns arrival_s"),
+        ("inference.lora.targets=[q_proj, v_proj]", "here it is qkv"),
         ("inference.requests.random_range_ratio=1", "here it is inference.requests.range_ratio"),
         ("inference.batch_size=32", "here it is inference.max_running_requests"),  # not training.micro_batch_size
         ("inference.quantization=fp8_e4m3", "here it is fp8"),
