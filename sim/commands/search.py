@@ -235,7 +235,11 @@ class Asked(Struct, frozen=True, dict=True):
 
 
 def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus: int | None) -> int:
-    """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies `slo`."""
+    """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies `slo`.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C, after what was found by then is shown.
+    """
     from sim.commands.serving_search import print_serving_search
     from sim.commands.sweep import parse_vary
     from sim.inputs.scenario import name_of, read_source
@@ -251,6 +255,8 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus:
     result = search_serving(asked, options.pool)
     command = run_words(path, options.overrides)
     options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top, command))
+    if result.unsearched is not None:
+        raise KeyboardInterrupt
     return 0 if any(row.rate_per_s for row in result.best) else 1
 
 

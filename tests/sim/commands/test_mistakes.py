@@ -100,7 +100,10 @@ def test_keys_and_values(override: str, said: str) -> None:
         ("inference.requests.trace=requests.csv", "cannot stand beside trace, which is another form of this mapping"),
         ("inference.requests.prompt_length=8", "here it is inference.requests.prompt_len"),
         ("inference.requests.input_length=8", "here it is inference.requests.prompt_len"),  # not output_len
-        ("inference.requests.prompt_len={mean: 900, sigma: 0.5}", "must be one number of tokens, such as 900, of which"),
+        (
+            "inference.requests.prompt_len={mean: 900, sigma: 0.5}",
+            "must be one number of tokens, such as 900, of which",
+        ),
         ("inference.requests.output_len=[100, 200]", "found a list of 2; must be one number of tokens of which"),
         ("inference.requests.output_len={min: 1, max: 2}", "write requests: {trace: FILE.csv} with columns arrival_s"),
         ("inference.lora.targets=[q_proj, v_proj]", "here it is qkv"),

@@ -74,9 +74,15 @@ def test_keys_of_links_that_are_not_there_are_named(changes: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("cluster", "said"),
     [
-        ({"preset": "dgx-h100", "gpu": {"nvlink": False}}, "nvswitch is simulated, although GPU h100-sxm has no NVLink"),
+        (
+            {"preset": "dgx-h100", "gpu": {"nvlink": False}},
+            "nvswitch is simulated, although GPU h100-sxm has no NVLink",
+        ),
         ({"preset": "dgx-h100", "gpu": {"nvlink": False}, "intra_node": {"kind": "pcie"}}, ""),
-        ({"gpu": "l40s", "intra_node": {"kind": "full_mesh"}}, "full_mesh is simulated, although GPU l40s has no NVLink"),
+        (
+            {"gpu": "l40s", "intra_node": {"kind": "full_mesh"}},
+            "full_mesh is simulated, although GPU l40s has no NVLink",
+        ),
         ({"gpu": "l40s"}, ""),
     ],
 )
