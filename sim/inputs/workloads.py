@@ -51,8 +51,8 @@ def _one_length(value: Any) -> Any:
     such = f", such as {mean:g}," if is_number(mean) else ""
     raise ValueError(
         f"must be one number of tokens{such} of which inference.requests.range_ratio makes uniform lengths (0.5: "
-        "half as long to half as long again); for other lengths write requests: {trace: FILE.csv} with columns arrival_s, "
-        "prompt_tokens, output_tokens"
+        "half as long to half as long again); for other lengths write requests: {trace: FILE.csv} with columns "
+        "arrival_s, prompt_tokens, output_tokens"
     )
 
 
