@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
-from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.cluster_input import network_note, resolve_cluster
 from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import CONVERTS, OF_OTHER_KINDS, refuse_foreign, refuse_other_kind, refuse_recording
 from sim.inputs.input_source import Source, check_plain, show, unknown_key, validate
@@ -271,6 +271,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(sections.cluster, written.ranks)),
+            *network_note(data["cluster"], sections.cluster, written.ranks),
             *prediction_note(written.model, sections.model),
             *notes(sections, written.parallelism, written.of_inference, rl is not None),
             *rl_notes,

@@ -119,3 +119,23 @@ def test_efficiencies_that_measured_collectives_do_not_read_are_named(links: dic
 def test_switches_that_are_not_there_reduce_nothing() -> None:
     warnings = parse_scenario(small(cluster={"preset": "cpu-host", "intra_node": {"nvls_efficiency": 0.5}})).warnings
     assert any(w.startswith("cluster.intra_node.nvls_efficiency: of no effect with kind pcie") for w in warnings)
+
+
+NICS = "8 NICs of 400 Gbit/s a node, as DGX H100s have, are simulated"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dp", "said"),
+    [
+        ({"gpu": "rtx4090"}, 16, NICS),
+        ({"gpu": "rtx4090"}, 8, ""),  # one node
+        ({"gpu": "rtx4090", "inter_node": {"nics_per_node": 1}}, 16, NICS.replace("8 NICs", "1 NIC")),
+        ({"gpu": "rtx4090", "inter_node": {"nic_bandwidth_bytes_per_s": "100GbE"}}, 16, ""),
+        ({"preset": "dgx-a100"}, 16, ""),  # which says its own
+        ({"gpu": "tpu-v5p"}, 16, ""),  # a machine by itself
+    ],
+)
+def test_a_network_that_nobody_described_is_told(cluster: dict[str, Any], dp: int, said: str) -> None:
+    told = parse_scenario({**small(parallelism={"dp": dp}), "cluster": cluster}).warnings
+    found = [text for text in told if text.startswith("cluster.inter_node.nic_bandwidth_bytes_per_s: not given")]
+    assert [text.endswith(said) for text in found] == ([True] if said else [])
