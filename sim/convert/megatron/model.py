@@ -128,7 +128,9 @@ def _dropout(s: Settings) -> dict[str, float]:
     places = ("attention-dropout", "hidden-dropout")
     attention, hidden = (s.number(name, 0.1) or 0.0 for name in places)
     if unsaid := [s.written_as(name) for name in places if s.values.get(name) is None]:
-        s.notes.append(f"{', '.join(unsaid)}: not given, so 0.1 as Megatron-LM takes then; its masks take time and memory")
+        s.notes.append(
+            f"{', '.join(unsaid)}: not given, so 0.1 as Megatron-LM takes then; its masks take time and memory"
+        )
     return {"dropout": hidden} | ({"attention_dropout": attention} if attention != hidden else {})
 
 
