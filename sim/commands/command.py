@@ -245,6 +245,10 @@ def _key_meant(error: click.UsageError) -> str:
     sections = {"parallelism": Parallelism.model_fields, "training": Training.model_fields}
     found = [f"{name}.{key}" for name, fields in sections.items() if key in fields]
     found += [key] if key in ("calibration", "cluster", "model") else []
+    found += ["cluster.nodes"] if key in ("nodes", "nnodes") else []
+    if key in ("gpus", "num_gpus", "ngpus", "world_size"):
+        takes = "their number is tp·cp·pp·dp: write --set parallelism.dp=N; `stepsim search --gpus N` finds layouts"
+        return f"No such option '{error.option_name}': {takes}"
     if not found:
         return ""
     return f"No such option '{error.option_name}': write --set {found[0]}=VALUE, it is a scenario's key"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from sim.commands.options import (
     scenario_argument,
 )
 from sim.core.errors import InputError
-from sim.core.files import write_text
 from sim.core.units import plain
 
 if TYPE_CHECKING:
@@ -190,24 +188,37 @@ def _refuse_of_training(options: SearchOptions, clusters: Sequence[str], gpus: S
 
 
 def _several(path: Path, study: Study, asked: Asked, clusters: Sequence[str], gpus: Sequence[int]) -> int:
-    """Layouts of a training step on several clusters or numbers of GPUs; exit code 1 where none fits."""
+    """Layouts of a training step on several clusters or numbers of GPUs; exit code 1 where none fits.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C, after what was found by then is shown.
+    """
     from sim.commands.search_tables import print_clusters
     from sim.views.clusters_page import clusters_page
 
     several = search_clusters(path, study, clusters, asked, gpus)
     study.show(several, clusters_page, print_clusters)
+    if several.interrupted:
+        raise KeyboardInterrupt
     return 0 if any(one.search.best for one in several.clusters) else 1
 
 
 def _training(path: Path, study: Study, asked: Asked, save: Path | None) -> int:
-    """Layouts of a training step; exit code 1 where none fits."""
+    """Layouts of a training step; exit code 1 where none fits.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C, after what was found by then is shown.
+    """
+    from sim.commands.saved_layouts import save_layouts
     from sim.commands.search_tables import print_result
     from sim.views.search_page import search_page
 
     result = search_one(path, study, asked)
     if save is not None:
-        _save(save, result)
+        save_layouts(save, result)
     study.show(result, search_page, partial(print_result, saved=save))
+    if result.unexamined is not None:
+        raise KeyboardInterrupt
     return 0 if result.best else 1
 
 
@@ -223,31 +234,12 @@ class Asked(Struct, frozen=True, dict=True):
     prices: Prices = field(default_factory=lambda: Prices(None))
 
 
-def _save(folder: Path, result: SearchResult) -> None:
-    """Write the files of the best layouts, numbered as in the table.
+def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus: int | None) -> int:
+    """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies `slo`.
 
     Raises:
-        InputError: where the folder cannot be made or written to.
+        KeyboardInterrupt: at Ctrl-C, after what was found by then is shown.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--save {folder}: cannot be made: {error.strerror}") from None
-    runs = [row.runnable for row in result.best if row.runnable is not None]
-    for number, run in enumerate(runs, 1):
-        write_text(folder / f"{number}.yaml", _named(run.yaml, f"{result.name}-{number}"))
-        if run.flags is not None:
-            write_text(folder / f"{number}.flags", run.flags + "\n")
-
-
-def _named(text: str, name: str) -> str:
-    """A scenario's text with this name in it, which results and pages show: that of the file would be a number."""
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith("name:")]
-    return f"name: {json.dumps(name, ensure_ascii=False)}\n{''.join(lines)}"
-
-
-def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus: int | None) -> int:
-    """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies `slo`."""
     from sim.commands.serving_search import print_serving_search
     from sim.commands.sweep import parse_vary
     from sim.inputs.scenario import name_of, read_source
@@ -263,6 +255,8 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus:
     result = search_serving(asked, options.pool)
     command = run_words(path, options.overrides)
     options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top, command))
+    if result.unsearched is not None:
+        raise KeyboardInterrupt
     return 0 if any(row.rate_per_s for row in result.best) else 1
 
 
@@ -273,9 +267,10 @@ def _cluster_name(source: Source) -> str:
 
 
 def search_one(path: Path, study: Study, asked: Asked) -> SearchResult:
-    """Search, with the best layouts as commands and files.
+    """Search, with the best layouts as commands and files. Ctrl-C ends the search with what it found.
 
     Raises:
+        KeyboardInterrupt: at Ctrl-C before anything was found, or again.
         InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
     """
     from sim.commands.search_tables import progress
@@ -290,7 +285,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> SearchResult:
     price = asked.prices.of(_cluster_name(source))
     meshes = sum(mesh_is_legal(space, mesh) for mesh in meshes_of(space))
     with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
-        found, best = search_space(space, limit, asked, pool, report)
+        found, best = search_space(space, limit, asked, pool, report, or_so_far=True)
 
     def with_run(row: BestLayout) -> BestLayout:
         run = runnable(space, row.layout, source, path, study.overrides, unsaid)
@@ -316,7 +311,17 @@ def search_clusters(
         searches += [(name, replace(study, overrides=overrides), replace(asked, gpus=n)) for n in gpus]
     for _, on_it, one in searches:  # what is wrong is said before the first search
         one.prices.of(_cluster_name(space_of(path, on_it.overrides, one.gpus, one.narrowing)[2]))
-    return several_searches(gpus, [ClusterSearch(name, search_one(path, on_it, one)) for name, on_it, one in searches])
+    found: list[ClusterSearch] = []
+    for name, on_it, one in searches:
+        try:
+            found.append(ClusterSearch(name, search_one(path, on_it, one)))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            break
+        if found[-1].search.unexamined is not None:
+            break
+    return several_searches(gpus, found, len(searches) - len(found) or None)
 
 
 def _unsaid(path: Path, overrides: Sequence[str], trainer: str) -> list[str]:
@@ -365,16 +370,26 @@ def space_of(
 
 
 def search_space(
-    space: Space, limit: float | None, asked: Asked, pool: Workers, report: Callable[[BestFirst], None] = lambda _: None
+    space: Space,
+    limit: float | None,
+    asked: Asked,
+    pool: Workers,
+    report: Callable[[BestFirst], None] = lambda _: None,
+    or_so_far: bool = False,
 ) -> tuple[BestFirst, list[BestLayout]]:
     """Search with these workers, and return the finished search and its best layouts. `limit` as in
-    `sim.search.evaluation`."""
+    `sim.search.evaluation`. `or_so_far`: at Ctrl-C return what was found, if anything was."""
     from sim.core.executors import results
     from sim.search.best_first import BestFirst
     from sim.search.evaluation import means_of, pack
     from sim.search.found import best_layout
 
-    found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report).run()
+    found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report)
+    try:
+        found.run()
+    except KeyboardInterrupt:
+        if not (or_so_far and found.best):
+            raise
     packed = pack(space)
     means = results(pool, means_of, ((packed, o.layout) for o in found.best))
     return found, [best_layout(found, o, m) for o, m in zip(found.best, means, strict=True)]

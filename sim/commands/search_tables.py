@@ -31,6 +31,7 @@ NOT_TRIED = (  # where no layout fits
     "Not tried: more GPUs (--gpus N), states on the host (training.optimizer_offload, parameter_offload), adapters "
     "(training.lora), their frozen weights in 4 bits (training.lora.weights=nf4)."
 )
+LOOK_EVERY_S = 0.25
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
 
@@ -43,10 +44,17 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (BarColumn(12), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda search: bar.update(task, completed=search.progress, description=_so_far(search))
+        task, due_s = bar.add_task("starting", total=1.0), 0.0
+
+        def look(search: BestFirst) -> None:
+            nonlocal due_s
+            if (now_s := time.monotonic()) >= due_s:  # there are thousands of results a second, and parts to count
+                bar.update(task, completed=search.progress, description=_so_far(search))
+                due_s = now_s + LOOK_EVERY_S
+
+        yield look
 
 
 def _lines() -> Iterator[Callable[[BestFirst], None]]:
@@ -65,23 +73,28 @@ def _lines() -> Iterator[Callable[[BestFirst], None]]:
 
 
 def _so_far(search: BestFirst) -> str:
-    """How many layouts were looked at, and the best step so far."""
+    """How many of the layouts were looked at or ruled out, and the best one so far."""
     if search.meshes_bounded < search.meshes:
         of = f"{search.meshes_bounded:,} of {counted(search.meshes, 'mesh')} of tp, cp, pp, dp and ep"
         return f"first, bounds of all layouts: {of} done, {counted(search.counts['legal'], 'layout')} so far"
-    c, best = search.counts, min((o.step_time_s for o in search.fitting), default=None)
-    found = f", best {seconds(best)}" if best is not None else ""
-    return f"{counted(c['legal'], 'layout')}, {c['evaluated']:,} evaluated{found}"
+    from sim.views.search_page import mesh_words
+
+    c, best = search.counts, min(search.fitting, key=lambda o: o.step_time_s, default=None)
+    found = f"; best {seconds(best.step_time_s)}: {mesh_words(best.layout, short=True)}" if best is not None else ""
+    looked_at = f"{c['evaluated']:,} evaluated, {search.ruled_out:,} ruled out of {counted(c['legal'], 'layout')}"
+    return looked_at + found
 
 
 def print_result(result: SearchResult, saved: Path | None = None) -> None:
     """A table of the best layouts, what was looked at, and what runs the first of them. `saved`: the folder of their
     files."""
-    from sim.views.search_page import limit_words
+    from sim.views.search_page import limit_words, unfinished_words
     from sim.views.sorted_table import word
 
     console = console_of()
     c = result.counts
+    if said := unfinished_words(result):
+        console.print(said, style="bold", highlight=False)
     console.print(f"{result.name}: {counted(result.gpus, 'GPU')}, {limit_words(result)}", highlight=False)
     if not c["legal"]:
         with_only = " with these values of --only" * bool(result.only or result.linked)
@@ -92,7 +105,8 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
     else:
         console.print(_none_fits(result), highlight=False)
     took = f"{result.wall_s:.1f} s on {counted(result.cores, 'core')}"
-    console.print(f"{_counts_words(c)}; {took}", highlight=False)
+    left = f", {result.unexamined:,} not looked at" if result.unexamined is not None else ""
+    console.print(f"{_counts_words(c)}{left}; {took}", highlight=False)
     for reason in _reasons(refusal.reason for refusal in result.refusals)[:REFUSALS_SHOWN]:
         console.print(f"refused: {reason}", highlight=False, markup=False)
     if tied := _tied(result.best):
@@ -150,9 +164,11 @@ def _print_runnable(first: Runnable, listed: int, saved: Path | None, console: C
 def print_clusters(result: ClustersResult) -> None:
     """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given; of
     several numbers of GPUs, those of the fewest first."""
-    from sim.views.clusters_page import NONE_FITS, PLACE, name_of, place_cells
+    from sim.views.clusters_page import NONE_FITS, PLACE, interrupted_words, name_of, place_cells
 
     console = console_of()
+    if result.interrupted:
+        console.print(interrupted_words(result), style="bold", highlight=False)
     console.print(f"{result.name}: {result.what}", highlight=False)
 
     def rank(one: ClusterSearch) -> tuple[int, bool, float]:

@@ -21,6 +21,20 @@ class Lazy(NamedTuple):
     about: str
 
 
+MOST_ALIKE = 12  # names in a message
+OTHERWISE = {  # what a user may look for under a name that is no command
+    "explain": "`stepsim run --explain KEY` explains a key of a scenario",
+    "emit": "`stepsim run SCENARIO --emit TRAINER` prints a trainer's flags",
+    "what-if": "`stepsim run SCENARIO --advise` and `stepsim sweep SCENARIO --vary KEY=A,B` simulate changes",
+    "serve": "`stepsim run` simulates serving, if the scenario has `inference`; `stepsim search --slo` sizes a service",
+    "fit": "it is `stepsim calibrate fit`",
+    "capture": "it is `stepsim calibrate capture`",
+    "simulate": "it is `stepsim run`",
+    "train": "`stepsim run` simulates a training step, if the scenario has `training`",
+    "gpus": "`stepsim clusters` lists GPUs, too",
+}
+
+
 class LazyGroup(click.Group):
     """A group that loads a command when it runs. `lazy` says where each is, in the order of the help."""
 
@@ -46,7 +60,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in names and not args[0].startswith("-"):
             from sim.inputs.input_source import nearest
 
-            hint = nearest(args[0], names)
+            hint = f"; {OTHERWISE[args[0]]}" if args[0] in OTHERWISE else nearest(args[0], names)
             raise InputError(f"found {args[0]!r}; no such command{hint} (there are: {', '.join(names)})")
         return super().resolve_command(ctx, args)
 
@@ -159,8 +173,10 @@ def _known(name: str, names: Iterable[str], command: str) -> str:
 
     known = tuple(names)
     if name not in known:
+        alike = [one for one in known if name.lower() in one]
+        hint = f"; there are {', '.join(alike[:MOST_ALIKE])}{', …' * (len(alike) > MOST_ALIKE)}" if alike else ""
         raise InputError(
-            f"found {show(name)}; nothing shipped has this name{nearest(name, known)} "
+            f"found {show(name)}; nothing shipped has this name{hint or nearest(name, known)} "
             f"(`stepsim {command}` lists the names)"
         )
     return name

@@ -51,17 +51,21 @@ def main(scenario: Path, vary: tuple[str, ...], metric: str | None, study: Study
     """Simulate SCENARIO (a training step or serving) once for every combination of the values of --vary."""
     from sim.views.sweep_page import sweep_page
 
-    study.show(run_sweep(scenario, vary, study, metric), sweep_page, print_result)
+    result = run_sweep(scenario, vary, study, metric)
+    study.show(result, sweep_page, print_result)
+    if result.left is not None:
+        raise KeyboardInterrupt
 
 
 def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None = None) -> SweepResult:
-    """Simulate every combination.
+    """Simulate every combination. Ctrl-C ends the sweep with those that are done.
 
     Raises:
+        KeyboardInterrupt: at Ctrl-C before the first is done.
         InputError: for a scenario or an option that is wrong, if no combination can be simulated, or if a Dask cluster
             does not answer.
     """
-    from sim.core.executors import results, tracked
+    from sim.core.executors import SoFar, results, tracked
     from sim.inputs.scenario import name_of, read_source
     from sim.studies.sweep_found import SweepResult, default_metric
     from sim.studies.sweep_metrics import METRICS
@@ -79,12 +83,13 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         raise InputError(f"--metric: found '{metric[:60]}'; must be one of {', '.join(known)}")
     packed = pack(source, name, changes)
     begin = time.perf_counter()
-    first = attempt(packed, changes[0])  # what it takes tells whether other processes are worth their start
-    much = (time.perf_counter() - begin) * len(changes) > POOL_FROM_S
-    with study.pool(much) as pool:
-        others = results(pool, attempt, ((packed, change) for change in changes[1:]))
-        found = [first, *tracked(others, "steps", len(changes) - 1)]
+    # What the first one takes tells whether other processes are worth their start.
+    found: SoFar[SweepRow] = SoFar([attempt(packed, changes[0])])
+    much, cores = (time.perf_counter() - begin) * len(changes) > POOL_FROM_S, 1
+    with found.or_interrupted(), study.pool(much) as pool:
         cores = pool.cores()
+        others = results(pool, attempt, ((packed, change) for change in changes[1:]))
+        found.extend(tracked(others, "steps", len(changes) - 1))
     if all(row.refused for row in found):
         crowd = f"; none of the {len(found):,} combinations can be simulated" if len(found) > 1 else ""
         raise InputError(f"{found[0].refused}{crowd}")
@@ -97,6 +102,7 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         rows=tuple(found),
         wall_s=time.perf_counter() - begin,
         cores=cores,
+        left=len(changes) - len(found) if found.interrupted else None,
     )
 
 
@@ -160,9 +166,11 @@ def _check_count(count: int, label: str) -> None:
 def print_result(result: SweepResult) -> None:
     """A table of all combinations, the best by the metric first where there are very many; refused ones with the
     number of their reason."""
-    from sim.views.sweep_page import lost_words, metric_words, short_keys
+    from sim.views.sweep_page import incomplete_words, lost_words, metric_words, short_keys
 
     console = console_of()
+    if result.left is not None:
+        console.print(incomplete_words(result), style="bold", highlight=False)
     rows, faults, metric = result.rows, result.about_faults, result.compared
     shown: Sequence[SweepRow] = rows
     if len(rows) > ROWS_SHOWN:

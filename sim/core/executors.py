@@ -68,6 +68,26 @@ def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, 
         yield waiting.popleft().result()
 
 
+class SoFar(list[T]):
+    """What iterators give, kept as it comes: `take` returns at Ctrl-C what has come by then, if anything has."""
+
+    interrupted = False
+
+    @contextmanager
+    def or_interrupted(self) -> Iterator[None]:
+        """Stand around the workers, so that at Ctrl-C they end first, whatever they are at.
+
+        Raises:
+            KeyboardInterrupt: if nothing has come yet.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self:
+                raise
+            self.interrupted = True
+
+
 def tracked(found: Iterable[T], what: str, count: int, hint: str = "") -> Iterator[T]:
     """Yield what `found` yields, with a progress bar on standard error if that is a terminal, else with lines there if
     it takes long. `hint`: what makes it shorter."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from sim.core.dtypes import normalise_dtype
 from sim.core.json_values import is_integer, is_number
+from sim.core.units import counted
 from sim.inputs.input_source import Source, found_file, nearest, refuse_unknown_nulls, show, validate, without_nulls
 from sim.inputs.overrides import merge
 from sim.inputs.units import with_units
@@ -66,6 +67,20 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
+
+
+def network_note(given: Any, cluster: ClusterSpec, ranks: int) -> Iterator[str]:
+    """Return how fast a network between nodes is simulated that the user's own description leaves out. The default, a
+    NIC of a DGX H100 for each GPU, is not what machines with other GPUs have."""
+    if not isinstance(given, Mapping) or given.keys() & {"preset", "topology", "mixed"} or _machine_of_one(given):
+        return
+    links, stated = cluster.inter_node, given.get("inter_node")
+    of_nic = stated.get("nic_bandwidth_bytes_per_s") if isinstance(stated, Mapping) else None
+    if of_nic is None and ranks > cluster.nvlink_domain:
+        simulated = (
+            f"{counted(links.nics_per_node, 'NIC')} of {links.nic_bandwidth_bytes_per_s * 8 / 1e9:g} Gbit/s a node"
+        )
+        yield f"cluster.inter_node.nic_bandwidth_bytes_per_s: not given; {simulated}, as DGX H100s have, are simulated"
 
 
 def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:

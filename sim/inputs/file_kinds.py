@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ SCENARIO = "a scenario", "`stepsim run FILE` takes it"
 TRACE = "a profiler trace", "`stepsim replay FILE` takes it"
 SQLITE = b"SQLite format 3\0"  # a file's first bytes: https://www.sqlite.org/fileformat.html, section 1.3.1
 NSYS = "an SQLite file, such as Nsight Systems exports", "`stepsim replay FILE` takes those"
+MODEL_CONFIG = "a model's config.json", "a scenario names it: `stepsim run SCENARIO --set model=FILE`"
+CONVERTS = "`stepsim convert FILE --cluster NAME` makes a scenario of another program's configuration or script"
+OF_OTHER_KINDS = ("format", "traceEvents", "architectures", "vocab_size")  # keys by which `kind_of` may tell a file
+FOREIGN_FROM = 3  # keys of which none is a scenario's: fewer may be mistyped
 GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 ZIPPED = "a file compressed with gzip", "`stepsim replay FILE` takes compressed profiler traces"
 PAGES = (b"<!doctype html", b"<html")  # in small letters
@@ -43,6 +47,8 @@ def kind_of(data: Any) -> tuple[str, str] | None:
         return KINDS[found.partition("/")[0]]
     if "traceEvents" in data:
         return TRACE
+    if "architectures" in data or ("model_type" in data and "vocab_size" in data):
+        return MODEL_CONFIG
     return SCENARIO if "model" in data and "cluster" in data else None
 
 
@@ -57,6 +63,17 @@ def refuse_other_kind(path: str | Path, data: Any, wanted: str, own: str = "") -
     kind = kind_of(data)
     if kind is not None and kind != KINDS.get(own):
         raise InputError(f"{path}: is {kind[0]}; {wanted} ({kind[1]})")
+
+
+def refuse_foreign(path: str | Path, data: Mapping[Any, Any], known: Collection[str]) -> None:
+    """Raise for a configuration that has no key of a scenario, such as another trainer's.
+
+    Raises:
+        InputError: that names the command that reads those.
+    """
+    if len(data) >= FOREIGN_FROM and not any(key in known for key in data):
+        few = ", ".join(str(key)[:40] for key in list(data)[:FOREIGN_FROM])
+        raise InputError(f"{path}: has {few} and so on, and no key of a scenario; {CONVERTS}")
 
 
 def other_format(where: str | Path, data: Any, allowed: str) -> InputError:

@@ -34,8 +34,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _idle_nodes_note(sections, generates)
     yield from _domain_note(sections)
     yield from _spine_note(sections)
-    if not sections.cluster.gpu.nvlink and sections.cluster.intra_node.kind != "pcie":
-        yield f"cluster.gpu.nvlink: of no effect with intra_node.kind {sections.cluster.intra_node.kind}"
+    yield from _no_nvlink_note(sections)
     yield from _switch_note(sections)
     yield from _empty_stages_note(sections, written)
     yield from _expert_split_note(sections)
@@ -54,6 +53,14 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from _core_attention_note(t, p, model)
         yield from _bucket_note(written)
     yield from serving_notes(sections, written, given)
+
+
+def _no_nvlink_note(sections: Sections) -> Iterator[str]:
+    """Return that GPUs without NVLink are joined by it; a preset says so of its GPU where the user did not."""
+    gpu, kind = sections.cluster.gpu, sections.cluster.intra_node.kind
+    if not gpu.nvlink and kind != "pcie":
+        told = f"GPU {gpu.name} has no NVLink (cluster.gpu.nvlink: false)"
+        yield f"cluster.intra_node.kind: {kind} is simulated, although {told}; pcie describes a node without"
 
 
 def _copies_note(t: Training, model: ModelConfig) -> Iterator[str]:

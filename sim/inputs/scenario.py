@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
-from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.cluster_input import network_note, resolve_cluster
 from sim.inputs.engine_options import EngineOptions
-from sim.inputs.file_kinds import refuse_other_kind, refuse_recording
+from sim.inputs.file_kinds import CONVERTS, OF_OTHER_KINDS, refuse_foreign, refuse_other_kind, refuse_recording
 from sim.inputs.input_source import Source, check_plain, show, unknown_key, validate
 from sim.inputs.layout_defaults import with_defaults
 from sim.inputs.model_config import ModelConfig
@@ -223,8 +223,9 @@ def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
     if data is None:
         raise Source(str(path), {}).error((), "is empty; a scenario needs at least model, training and cluster")
     if not isinstance(data, dict):
-        raise Source(str(path), {}, lines).error((), f"found {show(data)}; a scenario is a mapping")
-    if "format" in data or "traceEvents" in data:
+        raise Source(str(path), {}, lines).error((), f"found {show(data)}; a scenario is a mapping; {CONVERTS}")
+    refuse_foreign(path, data, (*KEYS, *OF_OTHER_KINDS))
+    if data.keys() & set(OF_OTHER_KINDS):
         refuse_other_kind(path, data, "a scenario is wanted")
     return with_overrides(Source(str(path), data, lines, str(file.parent)), overrides)
 
@@ -270,6 +271,7 @@ def resolve(source: Source, name: str) -> Scenario:
         engine=_engine(data, source),
         warnings=(
             *(*unknown, *more_unknown, *unknown_architecture(sections.cluster, written.ranks)),
+            *network_note(data["cluster"], sections.cluster, written.ranks),
             *prediction_note(written.model, sections.model),
             *notes(sections, written.parallelism, written.of_inference, rl is not None),
             *rl_notes,

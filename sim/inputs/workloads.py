@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import Precision, TransportDtype
+from sim.core.json_values import is_number
 from sim.core.quantization import Quantization
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
@@ -38,12 +39,32 @@ Concurrency = Annotated[
 ]
 
 
+def _one_length(value: Any) -> Any:
+    """A number of tokens; a distribution or a list, as `rl.prompt_len` and benchmarks take it, is told what to write.
+
+    Raises:
+        ValueError: for a mapping or a list.
+    """
+    if not isinstance(value, dict | list):
+        return value
+    mean = value.get("mean") if isinstance(value, dict) else None
+    such = f", such as {mean:g}," if is_number(mean) else ""
+    raise ValueError(
+        f"must be one number of tokens{such} of which inference.requests.range_ratio makes uniform lengths (0.5: "
+        "half as long to half as long again); for other lengths write requests: {trace: FILE.csv} with columns "
+        "arrival_s, prompt_tokens, output_tokens"
+    )
+
+
+Length = Annotated[int, Field(ge=1, le=MAX_TOKENS), BeforeValidator(_one_length)]
+
+
 class RequestPattern(UserInput):
     """`count` requests, all at once or `rate_per_s` with random gaps, equal or within `range_ratio` of the stated
     lengths. Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process."""
 
-    prompt_len: int = Field(ge=1, le=MAX_TOKENS)
-    output_len: int = Field(ge=1, le=MAX_TOKENS)
+    prompt_len: Length
+    output_len: Length
     range_ratio: float = Field(
         default=0.0,
         ge=0,

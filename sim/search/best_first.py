@@ -43,6 +43,7 @@ class BestFirst(Struct, dict=True):
     reason. `meshes`: the number of legal meshes; `meshes_bounded`: of those that have a bound so far. No layout is
     evaluated before all of them have one. `too_large_bytes`: as in `Bounds`. `cpu_s`: CPU seconds of all workers, for
     bounds and for the evaluations of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
+    `interrupted`: Ctrl-C ended it; `fitting` and `counts` then have what was found by then.
     """
 
     space: Space
@@ -60,14 +61,33 @@ class BestFirst(Struct, dict=True):
     cores: int = 0
     meshes: int = 0
     meshes_bounded: int = 0
+    interrupted: bool = False
     _heap: list[Bounded] = field(default_factory=list)
     _best_s: dict[Layout, float] = field(default_factory=dict)  # the least time of each `_family`
     _front: list[tuple[float, float]] = field(default_factory=list)
     _put_back: set[Layout] = field(default_factory=set)  # layouts that are in the heap again, with their least time
 
     def run(self) -> BestFirst:
-        """Run the search to its end, and return it."""
+        """Run the search to its end, and return it.
+
+        Raises:
+            KeyboardInterrupt: at Ctrl-C; the search then has what it found so far, as a finished one has.
+        """
         begin = time.perf_counter()
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+        finally:
+            # Parts that are left are counted too, so that the counts add up to the legal layouts of a finished search.
+            for left in self._heap if not self.interrupted else self._above_ceiling():
+                self._leave_out(left)
+            self.fitting.sort(key=_rank)
+            self.wall_s, self.cores = time.perf_counter() - begin, self.workers.cores()
+        return self
+
+    def _search(self) -> None:
         # Every task carries the same bytes, so that a worker finds them unpacked already.
         packed = pack(self.space)
         # A bound of 0 puts all meshes first: each must be bounded before any part is divided.
@@ -88,12 +108,17 @@ class BestFirst(Struct, dict=True):
             for future in done:
                 self._take(future.result())
             self.report(self)
-        # Parts that are left are counted too, so that the counts add up to the legal layouts.
-        for left in self._heap:
-            self._leave_out(left)
-        self.fitting.sort(key=_rank)
-        self.wall_s, self.cores = time.perf_counter() - begin, self.workers.cores()
-        return self
+
+    @property
+    def ruled_out(self) -> int:
+        """Return the number of layouts that bounds rule out so far, by memory or by time."""
+        above = sum(left.legal for left in self._above_ceiling() if left.part not in self._put_back)
+        return self.counts["pruned_by_memory"] + self.counts["pruned_by_bound"] + above
+
+    def _above_ceiling(self) -> list[Bounded]:
+        """Return the parts that are left and that nothing but the whole front would still look at."""
+        ceiling_s = math.inf if self.whole_front else self.ceiling_s
+        return [left for left in self._heap if left.bound_s > ceiling_s]
 
     @property
     def best(self) -> list[Outcome]:

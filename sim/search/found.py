@@ -61,7 +61,8 @@ class SearchResult(Record, frozen=True, kw_only=True):
 
     `memory_limit_bytes`: what any layout may take of a GPU; `counts`: layouts by outcome (`BestFirst`);
     `too_large_bytes`: what the smallest layout needs where none fits; `cpu_s`: of all workers, by what it was for;
-    `rates`: per second of a worker, so that searches on different numbers of cores compare.
+    `rates`: per second of a worker, so that searches on different numbers of cores compare. `unexamined`: of a search
+    that Ctrl-C ended, the number of layouts that it had neither evaluated nor ruled out; faster ones may be among them.
     """
 
     format: str = "sim-search/1"
@@ -84,6 +85,7 @@ class SearchResult(Record, frozen=True, kw_only=True):
     cpu_s: Mapping[str, float]
     rates: Mapping[str, float]
     price_per_gpu_hour: float | None
+    unexamined: int | None = None
 
 
 class ClusterSearch(Record, frozen=True):
@@ -97,12 +99,18 @@ class ClusterSearch(Record, frozen=True):
 
 class ClustersResult(Record, frozen=True, kw_only=True):
     """A search of each of several clusters. `gpus`: of each search; a tuple where several numbers are compared, which
-    is format 2."""
+    is format 2. `unsearched`: the number of searches that Ctrl-C left out."""
 
     format: str
     name: str
     gpus: int | tuple[int, ...]
     clusters: tuple[ClusterSearch, ...]
+    unsearched: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell whether Ctrl-C ended a search or left one out."""
+        return bool(self.unsearched) or any(one.search.unexamined is not None for one in self.clusters)
 
     @property
     def of_sizes(self) -> bool:
@@ -124,23 +132,27 @@ class ClustersResult(Record, frozen=True, kw_only=True):
         return f"the best layouts of {gpus}" + " of each cluster" * any(one.cluster for one in self.clusters)
 
 
-def several_searches(gpus: Sequence[int], searches: Sequence[ClusterSearch]) -> ClustersResult:
+def several_searches(
+    gpus: Sequence[int], searches: Sequence[ClusterSearch], unsearched: int | None = None
+) -> ClustersResult:
     """The result of these searches of so many GPUs each: in format 1 with one number, else in format 2.
 
     >>> several_searches((8,), ()).format, several_searches((8, 16), ()).format
     ('sim-search-clusters/1', 'sim-search-clusters/2')
     """
     name = searches[0].search.name if searches else ""
-    if len(gpus) == 1:
-        return ClustersResult(format="sim-search-clusters/1", name=name, gpus=gpus[0], clusters=tuple(searches))
-    return ClustersResult(format="sim-search-clusters/2", name=name, gpus=tuple(gpus), clusters=tuple(searches))
+    number, of = (1, gpus[0]) if len(gpus) == 1 else (2, tuple(gpus))
+    return ClustersResult(
+        format=f"sim-search-clusters/{number}", name=name, gpus=of, clusters=tuple(searches), unsearched=unsearched
+    )
 
 
 def make_result(
     found: BestFirst, objective: str, best: Sequence[BestLayout], price_per_gpu_hour: float | None = None
 ) -> SearchResult:
-    """Return the result of a finished search. `best`: `best_layout` of each of its best outcomes."""
-    space = found.space
+    """Return the result of a search that has ended. `best`: `best_layout` of each of its best outcomes."""
+    space, c = found.space, found.counts
+    looked_at = c["pruned_by_memory"] + c["pruned_by_bound"] + c["evaluated"]
     return SearchResult(
         name=space.base.name,
         gpus=space.gpus,
@@ -162,6 +174,7 @@ def make_result(
         cpu_s=found.cpu_s,
         rates=_rates(found),
         price_per_gpu_hour=price_per_gpu_hour,
+        unexamined=c["legal"] - looked_at if found.interrupted else None,
     )
 
 

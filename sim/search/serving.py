@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.core.executors import Workers, results, tracked
+from sim.core.executors import SoFar, Workers, results, tracked
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, resolve
@@ -35,7 +35,9 @@ from sim.studies.promised_latencies import Promise
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 POOL_FROM_TASKS = 6  # fewer are mostly done before other processes have started
-SHORTER = "fewer GPUs, and fewer or shorter requests (inference.requests), take less time"
+SHORTER = (
+    "those that take longest come first; fewer GPUs, and fewer or shorter requests (inference.requests), take less time"
+)
 
 
 class ServingSearch(Struct, frozen=True):
@@ -53,10 +55,11 @@ class ServingSearch(Struct, frozen=True):
 def search_serving(
     asked: ServingSearch, pool: Callable[[bool], AbstractContextManager[Workers]]
 ) -> ServingSearchResult:
-    """Search all replicas, a task for each. `pool`: where tasks run, told whether they are
-    many.
+    """Search all replicas, a task for each. `pool`: where tasks run, told whether they are many. Ctrl-C ends the search
+    with what it found.
 
     Raises:
+        KeyboardInterrupt: at Ctrl-C before anything was found.
         InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
     """
     base = resolve(asked.source, asked.name)
@@ -67,8 +70,9 @@ def search_serving(
     units = sorted(units_of(base, gpus), key=lambda unit: -max(unit.degrees.get("pp", 1), unit.degrees.get("dp", 1)))
     engines = by_engine(asked.choices)
     work = [(asked, gpus, unit, choices) for unit in units for choices in engines]
-    with pool(len(work) >= POOL_FROM_TASKS) as workers:
-        found = list(tracked(results(workers, _searched, work), "layouts", len(work), SHORTER))
+    found: SoFar[_Found] = SoFar()
+    with found.or_interrupted(), pool(len(work) >= POOL_FROM_TASKS) as workers:
+        found.extend(tracked(results(workers, _searched, work), "layouts", len(work), SHORTER))
     of_unit = [found[i : i + len(engines)] for i in range(0, len(found), len(engines))]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts = sorted((each.layout for each in found if each.layout is not None), key=lambda row: -row.rate_per_s)
@@ -80,7 +84,9 @@ def search_serving(
         best=tuple(layouts),
         fewest_gpus=_fewest(layouts),
         curve=_front([point for each in found for point in each.curve]),
-        refusals=tuple(r for unit, each in zip(units, of_unit, strict=True) for r in _refusals(unit, each)),
+        # Of an interrupted search the last units have no findings.
+        refusals=tuple(r for unit, each in zip(units, of_unit, strict=False) for r in _refusals(unit, each)),
+        unsearched=len(work) - len(found) if found.interrupted else None,
         same_host_times=of_one_host([str(choice["engine"]) for choice in asked.choices if "engine" in choice]),
     )
 

@@ -105,7 +105,8 @@ class ServingSearchResult(Record, frozen=True, kw_only=True):
     """What a search for serving layouts found.
 
     `best`: the highest rate first. `curve`: the Pareto front of speed and throughput, the fastest user first.
-    `same_host_times`: engines that share one record of host times.
+    `same_host_times`: engines that share one record of host times. `unsearched`: of a search that Ctrl-C ended, the
+    number of layouts and engines that it had not come to.
     """
 
     format: str = "sim-serving-search/1"
@@ -118,3 +119,4 @@ class ServingSearchResult(Record, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...]
     refusals: tuple[RefusedLayout, ...]
     same_host_times: tuple[tuple[str, ...], ...]
+    unsearched: int | None = None

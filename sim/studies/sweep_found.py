@@ -35,6 +35,7 @@ class SweepResult(Record, frozen=True, kw_only=True):
     """Rows of a sweep, in the order of the values.
 
     `vary`: each key with its values; `linked`: keys that change together; `metric`: the key by which rows compare.
+    `left`: of a sweep that Ctrl-C ended, the number of combinations that were not simulated.
     """
 
     format: str = "sim-sweep/1"
@@ -46,6 +47,7 @@ class SweepResult(Record, frozen=True, kw_only=True):
     rows: tuple[SweepRow, ...]
     wall_s: float
     cores: int
+    left: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Keys and values as plain data. The figures stand in their row; those of a refused row are null."""

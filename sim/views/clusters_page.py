@@ -25,7 +25,7 @@ def clusters_page(result: ClustersResult) -> str:
         "clusters.html",
         f"Clusters: {result.name}",
         {"clusters": _figure(result, found)} if found else {},
-        what=result.what,
+        what=result.what + f"; {interrupted_words(result)}" * result.interrupted,
         headline=_headline(result, found),
         of="number of GPUs" if result.of_sizes else "cluster",
         table=sorted_table(
@@ -47,6 +47,14 @@ def place_cells(result: ClustersResult, one: ClusterSearch) -> list[Cell]:
     """The cells under `PLACE` of one of several searches: what tells it from the others."""
     gpus = one.search.gpus
     return [word(one.cluster) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.of_sizes else NOTHING]
+
+
+def interrupted_words(result: ClustersResult) -> str:
+    """Return that Ctrl-C ended the searches, and what they have not looked at."""
+    ended = [one for one in result.clusters if one.search.unexamined is not None]
+    said = [f"{name_of(result, one)} is not searched to its end" for one in ended]
+    said += [f"{counted(result.unsearched, 'search')} not begun"] if result.unsearched else []
+    return f"INCOMPLETE, ended by Ctrl-C: {', '.join(said)}"
 
 
 def name_of(result: ClustersResult, one: ClusterSearch) -> str:

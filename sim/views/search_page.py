@@ -41,6 +41,7 @@ _TIP = (
 
 def search_page(result: SearchResult) -> str:
     """HTML of a search that opens without network."""
+    of = f"{counted(result.gpus, 'GPU')}, {limit_words(result)}"
     front = sorted_table("pareto", COLUMNS, [cells(row) for row in result.pareto])
     rows = [[*cells(row), *cost_cells(row)] for row in result.best]
     best = sorted_table("best", {**COLUMNS, **COSTS}, rows, [copied(row) for row in result.best])
@@ -48,10 +49,18 @@ def search_page(result: SearchResult) -> str:
         "search.html",
         f"Search: {result.name}",
         {"search": _figure(result)},
-        what=f"{counted(result.gpus, 'GPU')}, {limit_words(result)}",
+        what="; ".join(filter(None, (of, unfinished_words(result)))),
         headline=_headline(result),
         tables=[("Best layouts", best), ("Pareto line", front)],
     )
+
+
+def unfinished_words(result: SearchResult) -> str:
+    """Return that Ctrl-C ended the search, and how many layouts it had not looked at; nothing of a finished one."""
+    if result.unexamined is None:
+        return ""
+    left = counted(result.unexamined, "layout")
+    return f"INCOMPLETE, ended by Ctrl-C: {left} not looked at, among which faster ones may be"
 
 
 def limit_words(found: SearchResult) -> str:

@@ -57,9 +57,13 @@ def serving_search_page(result: ServingSearchResult) -> str:
 
 
 def searched_words(result: ServingSearchResult) -> str:
-    """Return the number of GPUs and the limits of latency that a layout must keep, in words."""
+    """Return the number of GPUs and the limits of latency that a layout must keep, in words; of a search that Ctrl-C
+    ended also what it had not come to."""
     limits = ", ".join(promise.words for promise in parse_slo(",".join(result.slo)))
-    return f"{counted(result.gpus, 'GPU')} within {limits}"
+    left = ""
+    if result.unsearched is not None:
+        left = f"; INCOMPLETE, ended by Ctrl-C: {counted(result.unsearched, 'layout')} not searched"
+    return f"{counted(result.gpus, 'GPU')} within {limits}{left}"
 
 
 def layouts_table(result: ServingSearchResult, rows: Sequence[ServingLayout]) -> SortedTable:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sim.core.json_values import is_number
-from sim.core.units import as_written, count, percent, seconds
+from sim.core.units import as_written, count, counted, percent, seconds
 from sim.inputs.overrides import nested
 from sim.studies.sweep_found import SweepResult, SweepRow
 from sim.studies.sweep_metrics import MEMORY, STEP, Metric
@@ -24,11 +24,18 @@ _TIP = "<div><b>@words</b></div><div>@said</div>"
 _LOST = "<div>@lost lost to faults</div>"
 
 
+def incomplete_words(result: SweepResult) -> str:
+    """Return that Ctrl-C ended the sweep, and how many combinations are missing."""
+    return f"INCOMPLETE, ended by Ctrl-C: {counted(result.left or 0, 'combination')} not simulated"
+
+
 def sweep_page(result: SweepResult) -> str:
     """HTML of `sim-sweep/1` that opens without network."""
     title = f"Sweep: {result.name}"
     kind = "steps" if result.workload == "training" else "workloads"
     what = f"{count(len(result.rows))} {kind} over {', '.join(result.vary)}"
+    if result.left is not None:
+        what += f"; {incomplete_words(result)}"
     faults = result.about_faults
     return still_page(
         "sweep.html",

@@ -123,8 +123,14 @@ def _norms_and_biases(s: Settings) -> dict[str, Any]:
 
 
 def _dropout(s: Settings) -> dict[str, float]:
-    """The shares of both places, attention's where it differs."""
-    attention, hidden = (s.number(name, 0.1) or 0.0 for name in ("attention-dropout", "hidden-dropout"))
+    """The shares of both places, attention's where it differs; a note where they are Megatron-LM's own, which few
+    models of today are trained with."""
+    places = ("attention-dropout", "hidden-dropout")
+    attention, hidden = (s.number(name, 0.1) or 0.0 for name in places)
+    if unsaid := [s.written_as(name) for name in places if s.values.get(name) is None]:
+        s.notes.append(
+            f"{', '.join(unsaid)}: not given, so 0.1 as Megatron-LM takes then; its masks take time and memory"
+        )
     return {"dropout": hidden} | ({"attention_dropout": attention} if attention != hidden else {})
 
 

@@ -59,7 +59,7 @@ def check_files(folder: Path) -> None:
     for path in folder.iterdir():
         assert path.name in ("out.json", "out.html"), path
         text = path.read_text()
-        assert json.loads(text) if path.suffix == ".json" else text.endswith("</html>\n")
+        assert json.loads(text) if path.suffix == ".json" else text.endswith("</html>")
 
 
 @pytest.mark.parametrize("command", [SEARCH, SWEEP, VALIDATE], ids=["search", "sweep", "validate"])

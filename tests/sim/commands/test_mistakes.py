@@ -98,7 +98,18 @@ def test_keys_and_values(override: str, said: str) -> None:
         ("inference.engine=vllm-0.10.2", "here it is vllm-v1"),  # the newest that is no newer
         ("inference.engine=bundle", "did you mean 'bundled'?"),
         ("inference.requests.trace=requests.csv", "cannot stand beside trace, which is another form of this mapping"),
-        ("inference.requests.prompt_length=8", "unknown key; did you mean 'prompt_len'?"),
+        ("inference.requests.prompt_length=8", "here it is inference.requests.prompt_len"),
+        ("inference.requests.input_length=8", "here it is inference.requests.prompt_len"),  # not output_len
+        (
+            "inference.requests.prompt_len={mean: 900, sigma: 0.5}",
+            "must be one number of tokens, such as 900, of which",
+        ),
+        ("inference.requests.output_len=[100, 200]", "found a list of 2; must be one number of tokens of which"),
+        ("inference.requests.output_len={min: 1, max: 2}", "write requests: {trace: FILE.csv} with columns"),
+        ("inference.lora.targets=[q_proj, v_proj]", "here it is qkv"),
+        ("inference.requests.random_range_ratio=1", "here it is inference.requests.range_ratio"),
+        ("inference.batch_size=32", "here it is inference.max_running_requests"),  # not training.micro_batch_size
+        ("inference.quantization=fp8_e4m3", "here it is fp8"),
         ("inference.kv_cache.block_size=32", "here it is inference.kv_cache.block_tokens"),  # not training.seq_len
         ("inference.rate_per_s=4", "unknown key; it belongs in inference.requests"),
         ("inference.requests.rate_per_s=inf", "found 'inf'; must be a number; here it is null"),
@@ -113,6 +124,22 @@ def test_keys_and_values_of_serving(override: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         load_scenario(ROOT / "scenarios" / "serve_llama8b.yaml", [override])
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rl.generation.gpus=8", "here it is rl.generation.replicas"),  # not cluster.nodes
+        ("rl.kl_coef=0.1", "here it is rl.reference"),
+        ("rl.algorithm=grpo", "here it is rl.critic"),
+        ("rl.rollout.tp=2", "here it is rl.generation"),
+        ("training.gpus=8", "here it is cluster.nodes"),
+    ],
+)
+def test_keys_of_reinforcement_learning(override: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_scenario(ROOT / "scenarios" / "rl_grpo_llama8b.yaml", [override])
+    assert str(error.value).endswith(said)
 
 
 def test_every_synonym_leads_to_a_key_that_there_is() -> None:

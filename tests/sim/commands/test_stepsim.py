@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sim
-from sim.commands.stepsim import CALIBRATE, COMMANDS
+from sim.commands.stepsim import CALIBRATE, COMMANDS, OTHERWISE
 from sim.inputs.model_input import model_presets
 from sim.inputs.shipped import first_comment, shipped_scenarios
 from sim.views.shipped_records import cluster_record, gpu_record, model_record
@@ -110,12 +110,22 @@ def test_a_wrong_option_is_one_message_as_all_mistakes_are(words: tuple[str, ...
 
 @pytest.mark.parametrize(
     ("option", "key"),
-    [("--pp=4", "parallelism.pp"), ("--seq-len=4096", "training.seq_len"), ("--calibration=cpu", "calibration")],
+    [
+        ("--pp=4", "parallelism.pp"),
+        ("--seq-len=4096", "training.seq_len"),
+        ("--calibration=cpu", "calibration"),
+        ("--nodes=2", "cluster.nodes"),
+    ],
 )
 def test_a_key_given_as_an_option_says_how_it_is_set(option: str, key: str) -> None:
     message = stepsim("run", "tp8", option, code=2).stderr
     name = option.split("=")[0]
     assert message == f"error: No such option '{name}': write --set {key}=VALUE, it is a scenario's key\n"
+
+
+def test_the_number_of_gpus_given_as_an_option_is_told_what_decides_it() -> None:
+    said = "their number is tp·cp·pp·dp: write --set parallelism.dp=N; `stepsim search --gpus N` finds layouts"
+    assert stepsim("run", "tp8", "--gpus=4", code=2).stderr == f"error: No such option '--gpus': {said}\n"
 
 
 def test_an_option_of_a_whole_number_says_so() -> None:
@@ -152,6 +162,25 @@ def test_one_shipped_model_cluster_or_gpu_in_full() -> None:
     assert said["inter_node.oversubscription"] == ["1", "default"]
     assert "h100-sxm, for cluster: {gpu: h100-sxm}" in cluster.stdout
     assert "(989.4 TFLOP/s)" in cluster.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("explain", "parallelism.zero"), "`stepsim run --explain KEY` explains a key of a scenario"),
+        (("fit",), "it is `stepsim calibrate fit`"),
+        (("what-if",), "`stepsim run SCENARIO --advise` and `stepsim sweep SCENARIO --vary KEY=A,B`"),
+        (("clusters", "h100"), "there are dgx-h100, h100-nvl, h100-pcie, h100-sxm"),
+        (("models", "Llama3.2"), "there are llama3.2-"),
+    ],
+)
+def test_words_that_nearly_are_commands_or_names_lead_to_those(words: tuple[str, ...], said: str) -> None:
+    assert said in stepsim(*words, code=2).stderr
+
+
+def test_what_has_another_name_is_no_command() -> None:
+    """Else its hint would never be seen."""
+    assert not OTHERWISE.keys() & {*COMMANDS, "calibrate", "scenarios", "models", "clusters", "completion"}
 
 
 @pytest.mark.parametrize("command", ["models", "clusters"])

@@ -104,8 +104,11 @@ def test_dropout_of_attention_and_of_its_result(
     tmp_path: Path, flags: str, expected: tuple[float | None, float | None]
 ) -> None:
     text = MEGATRON.replace("--attention-dropout 0 --hidden-dropout 0", flags)
-    model = converted(tmp_path, "train.sh", text, *CLUSTER)[0]["model"]
+    scenario, written = converted(tmp_path, "train.sh", text, *CLUSTER)
+    model = scenario["model"]
     assert (model.get("dropout") or None, model.get("attention_dropout")) == expected
+    unsaid = ", ".join(name for name in ("--attention-dropout", "--hidden-dropout") if name not in flags)
+    assert (f"# {unsaid}: not given, so 0.1 as Megatron-LM takes then" in written) is bool(unsaid)
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,6 @@ def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gpu": {"nvlink": False}}, ["cluster.gpu.nvlink: of no effect with intra_node.kind nvswitch"]),
-        ({"gpu": {"nvlink": False}, "intra_node": {"kind": "pcie"}}, []),
         (
             {"inter_node": {"kind": "torus", "oversubscription": 2}},
             ["cluster.inter_node.oversubscription: of no effect with kind torus, which has no leaf switches"],
@@ -71,6 +69,28 @@ def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) 
 def test_keys_of_links_that_are_not_there_are_named(changes: dict[str, Any], said: list[str]) -> None:
     data = {**small(parallelism={"dp": 16}), "cluster": {"preset": "dgx-h100", **changes}}
     assert [text for text in parse_scenario(data).warnings if "of no effect" in text] == said
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        (
+            {"preset": "dgx-h100", "gpu": {"nvlink": False}},
+            "nvswitch is simulated, although GPU h100-sxm has no NVLink",
+        ),
+        ({"preset": "dgx-h100", "gpu": {"nvlink": False}, "intra_node": {"kind": "pcie"}}, ""),
+        (
+            {"gpu": "l40s", "intra_node": {"kind": "full_mesh"}},
+            "full_mesh is simulated, although GPU l40s has no NVLink",
+        ),
+        ({"gpu": "l40s"}, ""),
+    ],
+)
+def test_nvlink_between_gpus_without_it_is_told_by_the_key_that_says_so(cluster: dict[str, Any], said: str) -> None:
+    """The second user wrote nothing of `gpu.nvlink`: its preset did."""
+    data = {**small(parallelism={"dp": 16}), "cluster": cluster}
+    told = [text for text in parse_scenario(data).warnings if "NVLink" in text]
+    assert [text.startswith(f"cluster.intra_node.kind: {said}") for text in told] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(
@@ -99,3 +119,23 @@ def test_efficiencies_that_measured_collectives_do_not_read_are_named(links: dic
 def test_switches_that_are_not_there_reduce_nothing() -> None:
     warnings = parse_scenario(small(cluster={"preset": "cpu-host", "intra_node": {"nvls_efficiency": 0.5}})).warnings
     assert any(w.startswith("cluster.intra_node.nvls_efficiency: of no effect with kind pcie") for w in warnings)
+
+
+NICS = "8 NICs of 400 Gbit/s a node, as DGX H100s have, are simulated"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dp", "said"),
+    [
+        ({"gpu": "rtx4090"}, 16, NICS),
+        ({"gpu": "rtx4090"}, 8, ""),  # one node
+        ({"gpu": "rtx4090", "inter_node": {"nics_per_node": 1}}, 16, NICS.replace("8 NICs", "1 NIC")),
+        ({"gpu": "rtx4090", "inter_node": {"nic_bandwidth_bytes_per_s": "100GbE"}}, 16, ""),
+        ({"preset": "dgx-a100"}, 16, ""),  # which says its own
+        ({"gpu": "tpu-v5p"}, 16, ""),  # a machine by itself
+    ],
+)
+def test_a_network_that_nobody_described_is_told(cluster: dict[str, Any], dp: int, said: str) -> None:
+    told = parse_scenario({**small(parallelism={"dp": dp}), "cluster": cluster}).warnings
+    found = [text for text in told if text.startswith("cluster.inter_node.nic_bandwidth_bytes_per_s: not given")]
+    assert [text.endswith(said) for text in found] == ([True] if said else [])

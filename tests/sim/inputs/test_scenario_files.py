@@ -16,6 +16,15 @@ FILES: list[tuple[str | bytes, str]] = [
     ("# only a comment\n", "is empty"),
     ("- 1\n", "good.yaml:1: found a list of 1; a scenario is a mapping"),
     ("word", "found 'word'; a scenario is a mapping"),
+    ("vllm serve Qwen/Qwen3-8B", "a scenario is a mapping; `stepsim convert FILE --cluster NAME` makes a scenario"),
+    (
+        "base_model: x\nadapter: lora\nlora_r: 8\n",
+        "good.yaml: has base_model, adapter, lora_r and so on, and no key of",
+    ),
+    ("base_model: x\nadapter: lora\n", "good.yaml:1: base_model: unknown key; did you mean 'model'?"),  # mistyped
+    ("model: x\nadapter: lora\nlora_r: 8\n", "good.yaml:2: adapter: unknown key"),
+    ('{"architectures": ["LlamaForCausalLM"]}', "good.yaml: is a model's config.json; a scenario is wanted"),
+    ('{"model_type": "llama", "vocab_size": 8}', "(a scenario names it: `stepsim run SCENARIO --set model=FILE`)"),
     ("a: [1\nb: 2\n", "good.yaml:2: is not valid YAML"),
     ("a: b: c\n", "good.yaml:1: is not valid YAML"),
     ("\ta: 1\n", "good.yaml:1: is not valid YAML"),

@@ -68,3 +68,10 @@ def test_llama3_405b_and_deepseek_v3_fit_as_published() -> None:
         r = simulate(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).result
         assert r["fits_in_memory"], name
         assert 0.2 < r["mfu"] < 0.7, name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT / "scenarios")))
+def test_a_shipped_scenario_says_whether_messages_of_tp_are_overlapped(path: Path) -> None:
+    """A reader who runs an example is not told that it left out what its own framework does."""
+    told = [text for text in load_scenario(path).warnings if text.startswith("parallelism.tp_overlap")]
+    assert not told
