@@ -98,6 +98,7 @@ class ModelCode(NamedTuple):
     # With such a mask, one key of all query heads is not copied for each of them, as other families' keys are.
     broadcasts_keys: bool = False
     gate_apart: bool = False  # gates of attention have a projection of their own, where Qwen3-Next's are the query's
+    softplus_gates: bool = False  # gates of heads are a softplus in fp32, not a sigmoid
     # A linear layer's bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
     adds_biases_apart: bool = False
 
@@ -113,6 +114,7 @@ class ModelCode(NamedTuple):
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
+    scales_experts: bool = False  # a kernel multiplies the routed experts' result by a constant
     averages_shared: bool = False  # the sum of routed and shared experts' results is divided by two
     sums_shared_in_fp32: bool = False  # the results of routed and shared experts are cast to fp32 to be added
     experts_one_by_one: bool = False  # a loop over experts, whose gradients have all experts' size (`moe.one_by_one`)
@@ -129,7 +131,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     # beam/modeling_beam.py: BeamTopKRouter, as DeepSeek V3's but for the scale, which the experts' result gets;
     # BeamAttention (`gate_proj`)
-    "beam": ModelCode(router=GROUPED_SIGMOID_ROUTER, gate_apart=True, router_without_autocast=True),
+    "beam": ModelCode(
+        router=GROUPED_SIGMOID_ROUTER, gate_apart=True, router_without_autocast=True, scales_experts=True
+    ),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -209,8 +213,10 @@ MODEL_CODE: dict[str, ModelCode] = {
         casts_router_weights=True,
         casts_norm_weights=True,
     ),
-    # laguna/modeling_laguna.py: LagunaTopKRouter
-    "laguna": ModelCode(router=CAST_SIGMOID_ROUTER, casts_router_weights=True),
+    # laguna/modeling_laguna.py: LagunaTopKRouter, LagunaAttention.forward, LagunaSparseMoeBlock
+    "laguna": ModelCode(
+        router=CAST_SIGMOID_ROUTER, casts_router_weights=True, softplus_gates=True, scales_experts=True
+    ),
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
     # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb, eager_attention_forward
@@ -224,7 +230,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
     # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm, MiniMaxM3VLDenseMLP
-    "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, merges_gate=True),
+    "minimax_m3": ModelCode(
+        router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, merges_gate=True, scales_experts=True
+    ),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries="positions"),
     # mistral/modeling_mistral.py: Llama's layers; TensorRT-LLM has other ones for it (`sim.serve.prices.fused`)
@@ -257,7 +265,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "qwen3_next": ModelCode(norm_weights_from_1=True, router=CASTING_ROUTER, casts_router_weights=True),
     "qwen3_next_as_chosen": ModelCode(norm_weights_from_1=True, router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     # step3p7/modeling_step3p7.py: Step3p7TopKRouter, Step3p7RMSNorm, Step3p7Experts (which no grouped matmul replaces)
-    "step3p7": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True),
+    "step3p7": ModelCode(
+        router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True, scales_experts=True
+    ),
     "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
     # xglm/modeling_xglm.py: XGLMAttention.forward, which knows no other attention
     "xglm": ModelCode(

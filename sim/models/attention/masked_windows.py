@@ -19,7 +19,7 @@ from sim.models.attention.core import Core
 from sim.models.dims import Dims
 from sim.models.operators import F, Operator, memory_op
 
-MASK_KERNELS = 4  # inverted, two numbers, chosen between
+MASK_KERNELS = 3  # two numbers, chosen between (torch 2.14)
 
 
 def masked_window(d: Dims, own: Core, batch: PackedBatch | None = None) -> Core:
@@ -36,14 +36,14 @@ def masked_window(d: Dims, own: Core, batch: PackedBatch | None = None) -> Core:
 def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
     """The part with its mask, [batch, 1, q_len, kv_len].
 
-    Bytes of a pair of tokens: the truth of one sequence is read (1) and written inverted for each sequence (1); this is
-    read (1) and a number is written (`act_bytes`), which is kept for the backward. A compiler makes the numbers once
-    for all layers; they are not counted.
+    Bytes of a pair of tokens: the truth of one sequence is read (1), and for each sequence a number is written
+    (`act_bytes`), which is kept for the backward. A compiler makes the numbers once for all layers; they are not
+    counted.
     """
     if not core.masked or d.framework.masks_causal or d.code.masks_causal == "numbers":
         return part
     pairs, e = float(core.q_len * core.kv_len), d.act_bytes
-    moved = pairs + d.batch * pairs * (2 + e)
+    moved = pairs + d.batch * pairs * e
     made = memory_op("attention_mask", F, "elementwise", d.batch * pairs, moved, d.act, MASK_KERNELS)
     kept = Saved("attention mask", d.batch * pairs * e, NeededBy.INPUT_GRAD)
     return replace(part, forward=(made, *part.forward), saved=(*part.saved, kept))
