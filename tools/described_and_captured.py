@@ -58,7 +58,7 @@ DEEPSEEK = {
     "topk_group": 2,
 }
 # attention in separate operators
-EAGER = ("bloom", "flint", "gemma2", "granite_swa", "gpt_neo", "gpt_oss", "gptj", "mpt")
+EAGER = ("bloom", "deepseek_v4", "flint", "gemma2", "granite_swa", "gpt_neo", "gpt_oss", "gptj", "mpt", "xglm")
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},

@@ -110,8 +110,9 @@ class ModelCode(NamedTuple):
     casts_norm_weights: bool = False  # a norm casts its 16-bit weight to fp32 (`norm_in_fp32`)
     norm_weights_from_1: bool = False  # a norm multiplies by 1 plus its weight
     norms_heads_in_turn: bool = False  # a layer norm of each head is a module of its own (`qk_norm: by_head`)
-    # The results of attention and MLP are multiplied by a constant before they are added to the residual stream.
-    scales_branches: bool = False
+    # The results of attention and MLP are multiplied by a constant before they are added to the residual stream, or
+    # both are.
+    scales_branches: Literal["", "branch", "both"] = ""
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
     scales_experts: bool = False  # a kernel multiplies the routed experts' result by a constant
@@ -130,9 +131,14 @@ MODEL_CODE: dict[str, ModelCode] = {
         router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True
     ),
     # beam/modeling_beam.py: BeamTopKRouter, as DeepSeek V3's but for the scale, which the experts' result gets;
-    # BeamAttention (`gate_proj`)
+    # BeamAttention (`gate_proj`), depth_scaled_residual_add, BeamRotaryEmbedding.forward (fp32)
     "beam": ModelCode(
-        router=GROUPED_SIGMOID_ROUTER, gate_apart=True, router_without_autocast=True, scales_experts=True
+        rope_dtype="promoted",
+        router=GROUPED_SIGMOID_ROUTER,
+        gate_apart=True,
+        router_without_autocast=True,
+        scales_experts=True,
+        scales_branches="both",
     ),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
@@ -155,6 +161,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_ocr2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
+    # deepseek_v4/modeling_deepseek_v4.py: DeepseekV4PreTrainedModel (neither sdpa nor flash_attn)
+    "deepseek_v4": ModelCode(fused=False),
     "ernie4_5": ModelCode(
         rope_dtype="fp32 products", repeats_cosines=True
     ),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
@@ -197,16 +205,17 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
-    "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
+    "granite": ModelCode(scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True),
     # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
-    "granite_swa": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
+    "granite_swa": ModelCode(scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
     # helium/modeling_helium.py: apply_rotary_pos_emb, HeliumRMSNorm
     "helium": ModelCode(repeats_cosines=True, casts_norm_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
     "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
-    "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
+    # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb, HYV4PreTrainedModel (neither sdpa nor flash_attn)
+    "hy_v4": ModelCode(fused=False, router=GROUPED_SIGMOID_ROUTER),
     # lara_mini/modeling_lara_mini.py: LaraMiniTopKRouter, of fp32 logits, with norm_topk_prob; LaraMiniRMSNorm
     "lara_mini": ModelCode(
         router=WIDE_ROUTER._replace(forward_kernels=6, backward_kernels=11),

@@ -30,11 +30,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 # Weights that docs/models.md names as not counted: routers' biases, biases of heads' gates (Beam), norms around experts
-# (Gemma 4, A.X K1).
+# (Gemma 4).
 NOT_COUNTED = (
     *("e_score_correction_bias", "expert_bias", "self_attn.gate_bias", "act_fn.alpha_p", "act_fn.alpha_n"),
     *(
-        "mlp.post_mlp_layernorm.weight",
         "router.scale",
         "router.per_expert_scale",
         "feedforward_layernorm_1.weight",
