@@ -53,6 +53,7 @@ class ModelCode(NamedTuple):
     # Sinks are joined to the scores as one more key, or the result is multiplied by a factor of theirs and of the
     # scores (`sim.models.attention.sink_factor`).
     sinks: Literal["joined", "factor"] = "joined"
+    sinks_in_fp32: bool = False  # joined sinks stay fp32, whatever the scores are
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
@@ -161,8 +162,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_ocr2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
-    # deepseek_v4/modeling_deepseek_v4.py: DeepseekV4PreTrainedModel (neither sdpa nor flash_attn)
-    "deepseek_v4": ModelCode(fused=False),
+    # deepseek_v4/modeling_deepseek_v4.py: DeepseekV4PreTrainedModel (neither sdpa nor flash_attn; `sinks` among
+    # _keep_in_fp32_modules_strict)
+    "deepseek_v4": ModelCode(fused=False, sinks_in_fp32=True),
     "ernie4_5": ModelCode(
         rope_dtype="fp32 products", repeats_cosines=True
     ),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
@@ -215,7 +217,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb, HYV4PreTrainedModel (neither sdpa nor flash_attn)
-    "hy_v4": ModelCode(fused=False, router=GROUPED_SIGMOID_ROUTER),
+    "hy_v4": ModelCode(fused=False, sinks_in_fp32=True, router=GROUPED_SIGMOID_ROUTER),
     # lara_mini/modeling_lara_mini.py: LaraMiniTopKRouter, of fp32 logits, with norm_topk_prob; LaraMiniRMSNorm
     "lara_mini": ModelCode(
         router=WIDE_ROUTER._replace(forward_kernels=6, backward_kernels=11),
