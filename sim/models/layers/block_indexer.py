@@ -24,8 +24,8 @@ from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.models.dims import Dims, ceil_div
-from sim.models.layers.indexer import INDEX_BYTES, score_kernel
-from sim.models.layers.indexer_of_transformers import SELECT_READS
+from sim.models.layers.indexer import SELECT_READS, score_kernel
+from sim.models.layers.indexer_of_transformers import INDEX_BYTES
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, memory_op
