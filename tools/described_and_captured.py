@@ -192,7 +192,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_group": 1,
     },
     "xglm": {"d_model": 2048, "num_layers": 8, "attention_heads": 16, "ffn_dim": 8192, **NO_DROPOUT_OF_BART},
-    "beam": {**EXPERTS, "n_group": 4, "topk_group": 2, "sliding_window": 1024, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6},
+    "beam": {
+        **EXPERTS,
+        "n_group": 4,
+        "topk_group": 2,
+        "sliding_window": 1024,
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6,
+    },
     "laguna": {
         **EXPERTS,
         "shared_expert_intermediate_size": 1024,
@@ -330,7 +336,7 @@ def main() -> None:
             attention = "unfused" if family in EAGER or options.way == "eager" else "fused"
             steps = f"{other.step_time_s * 1e3:.1f} ms | {one.step_time_s * 1e3:.1f} ms"
             memory = one.outcome.memory[0], other.outcome.memory[0]
-            pairs = [(one.step_time_s, other.step_time_s), *((getattr(m, x) for m in memory) for x in BYTES)]
+            pairs = [(one.step_time_s, other.step_time_s), *(tuple(getattr(m, x) for m in memory) for x in BYTES)]
             print(f"| {family} | {attention} | {steps} | {' | '.join(compared(*x) for x in pairs)} |", flush=True)
 
 

@@ -209,7 +209,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
     "granite": ModelCode(scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True),
     # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
-    "granite_swa": ModelCode(scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
+    "granite_swa": ModelCode(
+        scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"
+    ),
     # helium/modeling_helium.py: apply_rotary_pos_emb, HeliumRMSNorm
     "helium": ModelCode(repeats_cosines=True, casts_norm_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)

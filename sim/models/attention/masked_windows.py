@@ -20,6 +20,7 @@ from sim.models.dims import Dims
 from sim.models.operators import F, Operator, memory_op
 
 MASK_KERNELS = 3  # two numbers, chosen between (torch 2.14)
+FILLED_KERNELS = 4  # zeros, truths inverted, the zeros copied and filled
 
 
 def masked_window(d: Dims, own: Core, batch: PackedBatch | None = None) -> Core:
@@ -38,12 +39,16 @@ def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
 
     Bytes of a pair of tokens: the truth of one sequence is read (1), and for each sequence a number is written
     (`act_bytes`), which is kept for the backward. A compiler makes the numbers once for all layers; they are not
-    counted.
+    counted. A mask of each head is filled by the model's own code: zeros (e), truths inverted (2), zeros copied (2e) and
+    filled (2e + 1).
     """
     if not core.masked or d.framework.masks_causal or d.code.masks_causal == "numbers":
         return part
     pairs, e = float(core.q_len * core.kv_len), d.act_bytes
     moved = pairs + d.batch * pairs * e
-    made = memory_op("attention_mask", F, "elementwise", d.batch * pairs, moved, d.act, MASK_KERNELS)
-    kept = Saved("attention mask", d.batch * pairs * e, NeededBy.INPUT_GRAD)
+    numbers, kernels = d.batch * pairs * core.mask_heads, MASK_KERNELS
+    if core.mask_heads > 1:
+        moved, kernels = (5 * e + 3) * numbers, FILLED_KERNELS
+    made = memory_op("attention_mask", F, "elementwise", numbers, moved, d.act, kernels)
+    kept = Saved("attention mask", numbers * e, NeededBy.INPUT_GRAD)
     return replace(part, forward=(made, *part.forward), saved=(*part.saved, kept))

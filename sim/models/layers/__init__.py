@@ -100,7 +100,9 @@ class LayerSpec(Struct, frozen=True):
     def norm_behind(self, name: Branch) -> bool:
         """Tell whether a norm stands behind attention or the MLP, before the sum."""
         there = self.mlp is not None if name == "mlp" else self.attention is not None
-        return there and (self.norm_position in ("post", "both") or (self.norm_position, name) == ("both_of_mlp", "mlp"))
+        return there and (
+            self.norm_position in ("post", "both") or (self.norm_position, name) == ("both_of_mlp", "mlp")
+        )
 
     def gate_of(self, branch: Attention | Mlp | None) -> NormGate | None:
         """The gate behind the norm before attention or the MLP, if there is one."""
