@@ -17,6 +17,7 @@ from sim.inputs.families.dense import (
     no_rope_step,
     qwen2,
     qwen3,
+    qwen_window,
     require,
     rope_in_windows_alone,
     rope_share,
@@ -70,14 +71,22 @@ def _minimax_m2(config: Config) -> Config:
 
 
 def qwen2_moe(config: Config) -> Config:
+    """Qwen 2 with experts; windows in every second of the first `max_window_layers` (qwen2_moe/configuration_qwen2_moe.py:
+    Qwen2MoeConfig.__post_init__)."""
+    first = config.get("max_window_layers", 28)
+    kinds = ["full" if i % 2 or i >= first else "sliding" for i in range(config["num_hidden_layers"])]
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
     moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
-    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": casting_router(config, False)}
+    found = qwen2({**config, "use_sliding_window": False}) | qwen_window(config, kinds)
+    return found | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": casting_router(config, False)}
 
 
 def _qwen3_moe(config: Config) -> Config:
+    """Qwen 3 with experts; windows in all layers or none (qwen3_moe/modeling_qwen3_moe.py: Qwen3MoeModel.forward)."""
+    windows = qwen_window({**config, "layer_types": None}, ["sliding"])
     moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
-    return qwen3(config, head_dim=None) | {"moe": moe, "code": casting_router(config, False)}
+    found = qwen3({**config, "use_sliding_window": False}, head_dim=None) | windows
+    return found | {"moe": moe, "code": casting_router(config, False)}
 
 
 def _gpt_oss(config: Config) -> Config:
