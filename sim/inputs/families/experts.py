@@ -23,6 +23,7 @@ from sim.inputs.families.dense import (
     rope_share,
     window,
 )
+from sim.inputs.input_source import show
 
 
 def router(
@@ -64,6 +65,10 @@ def _mixtral(config: Config) -> Config:
 
 
 def _minimax_m2(config: Config) -> Config:
+    require(config, "shared_intermediate_size", (0, None))
+    require(config, "qk_norm_type", ("per_layer", None))
+    if signs := [sign for sign in config.get("attn_type_list") or [] if sign != 1]:  # 0: lightning attention
+        raise NotExpressibleError(f"attn_type_list: found {show(signs[0])}; can be simulated: 1 in every layer")
     found = _mixtral({"head_dim": 128, **config})
     share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
     own = {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
@@ -206,6 +211,9 @@ def _cohere2_moe(config: Config) -> Config:
 def _mimo_v2_flash(config: Config) -> Config:
     """MiMo V2 Flash: twice the key and value heads, and sinks, in layers with windows; values narrower than keys."""
     require(config, "n_group", (1, None))
+    require(config, "n_shared_experts", (None, 0))
+    require(config, "add_swa_attention_sink_bias", (True, None))
+    require(config, "add_full_attention_sink_bias", (False, None))
     for key in ("num_attention_heads", "head_dim", "v_head_dim"):
         require(config, f"swa_{key}", (config.get(key), None))
     count, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
