@@ -76,8 +76,8 @@ def _minimax_m2(config: Config) -> Config:
 
 
 def qwen2_moe(config: Config) -> Config:
-    """Qwen 2 with experts; windows in every second of the first `max_window_layers` (qwen2_moe/configuration_qwen2_moe.py:
-    Qwen2MoeConfig.__post_init__)."""
+    """Qwen 2 with experts; windows in every second of the first `max_window_layers`
+    (qwen2_moe/configuration_qwen2_moe.py: Qwen2MoeConfig.__post_init__)."""
     first = config.get("max_window_layers", 28)
     kinds = ["full" if i % 2 or i >= first else "sliding" for i in range(config["num_hidden_layers"])]
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}

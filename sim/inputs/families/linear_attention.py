@@ -10,7 +10,6 @@ from sim.inputs.families.dense import Config, llama, qwen3, require, rope_share
 from sim.inputs.families.experts import dense_layers, qwen2_moe, router
 from sim.inputs.families.hybrids import layer_types
 
-
 _NO_WINDOWS = {"use_sliding_window": False}  # which qwen3_next/modeling_qwen3_next.py and Qwen 3.5's do not read
 
 

@@ -39,8 +39,8 @@ def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
 
     Bytes of a pair of tokens: the truth of one sequence is read (1), and for each sequence a number is written
     (`act_bytes`), which is kept for the backward. A compiler makes the numbers once for all layers; they are not
-    counted. A mask of each head is filled by the model's own code: zeros (e), truths inverted (2), zeros copied (2e) and
-    filled (2e + 1).
+    counted. A mask of each head is filled by the model's own code: zeros (e), truths inverted (2), zeros copied (2e)
+    and filled (2e + 1).
     """
     if not core.masked or d.framework.masks_causal or d.code.masks_causal == "numbers":
         return part

@@ -39,7 +39,7 @@ def selection_mask(pairs: float, chosen: float) -> Compute:
 def _selection(queries: int, row: int, chosen: float) -> Compute:
     """torch.topk of every query's scores, and its places cast to 32 bits."""
     pairs, several = float(queries * row), several_blocks_choose(queries, row)
-    reads, further = (FP32_BYTES + 1, several_block_kernels(FP32_BYTES)) if several else (1, 1)
+    reads, further = (FP32_BYTES + 1, several_block_kernels(int(FP32_BYTES))) if several else (1, 1)
     moved = reads * FP32_BYTES * pairs + (3 * (FP32_BYTES + PLACE_BYTES) + PLACE_BYTES + INDEX_BYTES) * chosen
     made = memory_op("index_select", F, "softmax", pairs, moved, "fp32", 2 + further)
     return replace(made, clocks=0.0 if several else top_k_clocks(queries, row, round(chosen / queries), narrow=False))

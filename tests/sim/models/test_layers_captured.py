@@ -50,8 +50,8 @@ def test_a_layer_has_the_kernels_and_keeps_what_the_captured_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, own: dict[str, Any]
 ) -> None:
     """GLM's gate and up are one matmul; GLM, Helium and ERNIE copy cosines in each layer and keep them; experts of
-    Cohere's are weighted in 16 bits, behind a router that casts the chosen scores alone. A.X K1 norms what experts give;
-    DeepSeek V3.2's indexer is separate operators, of which nothing is kept."""
+    Cohere's are weighted in 16 bits, behind a router that casts the chosen scores alone. A.X K1 norms what experts
+    give; DeepSeek V3.2's indexer is separate operators, of which nothing is kept."""
     keys = CONFIGS["llama"] | {"pad_token_id": 0} | OWN[name] | own
     monkeypatch.setitem(CONFIGS, name, keys)
     program, block = capture(tmp_path, name, "sdpa", balanced=True, weights="bf16"), described(tmp_path, name, keys)
