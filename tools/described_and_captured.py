@@ -46,9 +46,19 @@ SIZES: dict[str, Any] = {
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT2 = {"n_embd": 2048, "n_layer": 8, "n_head": 16, **NO_DROPOUT}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
+NO_DROPOUT_OF_BART = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "num_key_value_heads": 16, "head_dim": None}
+DEEPSEEK = {
+    "n_routed_experts": 16,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1024,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
 # attention in separate operators
-EAGER = ("bloom", "flint", "gemma2", "granite_swa", "gpt_neo", "gpt_oss", "gptj", "mpt")
+EAGER = ("bloom", "deepseek_v4", "flint", "gemma2", "granite_swa", "gpt_neo", "gpt_oss", "gptj", "mpt", "xglm")
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
@@ -181,6 +191,57 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 0,
         "n_group": 1,
     },
+    "xglm": {"d_model": 2048, "num_layers": 8, "attention_heads": 16, "ffn_dim": 8192, **NO_DROPOUT_OF_BART},
+    "beam": {
+        **EXPERTS,
+        "n_group": 4,
+        "topk_group": 2,
+        "sliding_window": 1024,
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6,
+    },
+    "laguna": {
+        **EXPERTS,
+        "shared_expert_intermediate_size": 1024,
+        "sliding_window": 1024,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
+        "num_attention_heads_per_layer": [12, 16, 16, 16] * 2,
+        "gating": "per-head",
+    },
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2, "block_auto_adjust_ff_dim": False},
+    "lfm3": {"sliding_window": 256},
+    "kolibri1": {**EXPERTS, "shared_expert_intermediate_size": 1024, "sliding_window": 1024, "norm_topk_prob": True},
+    "axk1": {**LATENT, **DEEPSEEK},
+    "deepseek_v32": {**LATENT, **DEEPSEEK, "index_n_heads": 16, "index_topk": 512},
+    "glm_moe_dsa": {
+        **LATENT,
+        **DEEPSEEK,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "index_n_heads": 16,
+        "index_topk": 512,
+        "n_group": 1,
+        "topk_group": 1,
+        "indexer_types": ["full", "full", "full", "shared"] * 2,
+    },
+    "deepseek_v4": {
+        **LATENT,
+        **DEEPSEEK,
+        "num_key_value_heads": 1,
+        "o_lora_rank": 512,
+        "n_shared_experts": 1,
+        "num_hash_layers": 0,
+        "index_n_heads": 16,
+        "sliding_window": 128,
+    },
+    "minimax_m3_vl_text": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 1024,
+        "index_n_heads": 4,
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * 7],
+        "mlp_layer_types": ["dense", *["sparse"] * 7],
+    },
 }
 
 
@@ -275,7 +336,7 @@ def main() -> None:
             attention = "unfused" if family in EAGER or options.way == "eager" else "fused"
             steps = f"{other.step_time_s * 1e3:.1f} ms | {one.step_time_s * 1e3:.1f} ms"
             memory = one.outcome.memory[0], other.outcome.memory[0]
-            pairs = [(one.step_time_s, other.step_time_s), *((getattr(m, x) for m in memory) for x in BYTES)]
+            pairs = [(one.step_time_s, other.step_time_s), *(tuple(getattr(m, x) for m in memory) for x in BYTES)]
             print(f"| {family} | {attention} | {steps} | {' | '.join(compared(*x) for x in pairs)} |", flush=True)
 
 

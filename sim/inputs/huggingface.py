@@ -81,6 +81,14 @@ _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|alig
 _OTHER_END = re.compile(
     "For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward|(?<!LMHead)(?<!DoubleHeads)(?<!ChatGLM)Model$"
 )
+# Prediction modules, by the names that families have for their number; most families' readers leave the modules out.
+_PREDICTION = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "num_mtp_modules",
+    "mtp_num_hidden_layers",
+    "mtp_layer_types",
+)
 _OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower", "vq_config")
 
 
@@ -142,7 +150,9 @@ def model_of_config(whole: Config, file: str) -> Config:
     stored = whole.get("quantization_config")
     mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"), "moe" in mapping)
     mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
-    left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_ends(whole.get("architectures"))]
+    predicts = not mapping.get("mtp_layers") and any(config.get(key) for key in _PREDICTION)
+    parts = [*mapping.pop("left_out", ()), *(["prediction modules"] if predicts else [])]
+    left_out = [*towers, *unread, *parts, *_other_ends(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
 

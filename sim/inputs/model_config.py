@@ -189,9 +189,9 @@ class ModelConfig(UserInput):
     norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon; `by_head`: each head with
     weights of its own, Command R+), or without weights where they have rope (Llama 4's L2 norm), or over all heads at
     once (OLMo 2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention and MLP,
-    after them (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in layers with a
-    state (OLMo Hybrid). `dropout`: of what attention and MLP give; `attention_dropout`: of attention's probabilities,
-    where it differs (OPT).
+    after them (OLMo 2), both (Gemma 2), `by_kind`: after them in layers with attention, before them in layers with a
+    state (OLMo Hybrid), or `behind_experts`: before them, and behind experts too (A.X K1). `dropout`: of what attention
+    and MLP give; `attention_dropout`: of attention's probabilities, where it differs (OPT).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: every
     n-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
@@ -246,7 +246,7 @@ class ModelConfig(UserInput):
     qk_norm: Literal[False, True, "layernorm", "by_head", "l2"] = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     value_norm: bool = False
-    norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"
+    norm_position: Literal["pre", "post", "both", "by_kind", "behind_experts"] = "pre"
     norm_in_fp32: bool = False
     norm_gate_rank: int | None = Field(default=None, ge=1, le=1_000_000)
     sinks: bool = False

@@ -71,7 +71,7 @@ def residual(d: Dims, name: str, bias_after: bool) -> Operator:
     """Bias (where the matmul could not add it), dropout and the sum with the residual stream.
 
     Under autocast the stream has fp32 and the branch 16 bits, to which the stream's gradient is cast on its way back.
-    `scales_branches`: a kernel multiplies the branch, and one its gradient.
+    `scales_branches`: a kernel multiplies the branch, and one its gradient; or so the stream, too.
     """
     elements, e, wide = d.rows * d.hidden, d.act_bytes, d.of_stream.act_bytes
     mask = MASK_BYTES if d.dropout else 0.0
@@ -80,8 +80,10 @@ def residual(d: Dims, name: str, bias_after: bool) -> Operator:
         beside = bool(d.dropout) + bias_after
         moved, kernels = moved + 2 * e * beside, 1 + beside
     undrop = memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act)
+    of_both = d.code.scales_branches == "both"
+    scaled, times = 2 * (e + of_both * wide) * elements, 1 + of_both
     scale, unscale = (
-        memory_op(f"{name}_{what}", phase, "elementwise", elements, 2 * e * elements, d.act)
+        memory_op(f"{name}_{what}", phase, "elementwise", elements, scaled, d.act, times)
         for what, phase in (("scale", F), ("scale_backward", I))
     )
     backward: Program = (

@@ -13,7 +13,7 @@ from sim.models.activation_memory.recompute_modules import inside
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual
 from sim.models.graphed_parts import captured_layer
-from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
+from sim.models.layers import Attention, Branch, LayerSpec, Mlp, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.latent import LatentAttention
@@ -130,7 +130,7 @@ def _branch(
     m: ModelConfig,
     d: Dims,
     spec: LayerSpec,
-    name: str,
+    name: Branch,
     inner: tuple[Operator, ...],
     bias_after: bool,
     second: bool = False,
@@ -152,7 +152,7 @@ def _branch(
     part = spec.mlp if name == "mlp" else spec.attention
     gate, result = spec.gate_of(part), _of_result(d, part)
     first = norms(d.of_stream, spec.norm_position != "post", second and not same, not same)
-    after = (stream_norm(m, result, f"{name}_post_norm"),) if spec.norm_position != "pre" else ()
+    after = (stream_norm(m, result, f"{name}_post_norm"),) if spec.norm_behind(name) else ()
     return (
         branch_sum(d),
         *(inside("layernorm", first) if _norms_apart(d, spec, name) else first),

@@ -53,6 +53,7 @@ class ModelCode(NamedTuple):
     # Sinks are joined to the scores as one more key, or the result is multiplied by a factor of theirs and of the
     # scores (`sim.models.attention.sink_factor`).
     sinks: Literal["joined", "factor"] = "joined"
+    sinks_in_fp32: bool = False  # joined sinks stay fp32, whatever the scores are
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
@@ -98,6 +99,7 @@ class ModelCode(NamedTuple):
     # With such a mask, one key of all query heads is not copied for each of them, as other families' keys are.
     broadcasts_keys: bool = False
     gate_apart: bool = False  # gates of attention have a projection of their own, where Qwen3-Next's are the query's
+    softplus_gates: bool = False  # gates of heads are a softplus in fp32, not a sigmoid
     # A linear layer's bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
     adds_biases_apart: bool = False
 
@@ -109,10 +111,12 @@ class ModelCode(NamedTuple):
     casts_norm_weights: bool = False  # a norm casts its 16-bit weight to fp32 (`norm_in_fp32`)
     norm_weights_from_1: bool = False  # a norm multiplies by 1 plus its weight
     norms_heads_in_turn: bool = False  # a layer norm of each head is a module of its own (`qk_norm: by_head`)
-    # The results of attention and MLP are multiplied by a constant before they are added to the residual stream.
-    scales_branches: bool = False
+    # The results of attention and MLP are multiplied by a constant before they are added to the residual stream, or
+    # both are.
+    scales_branches: Literal["", "branch", "both"] = ""
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
+    scales_experts: bool = False  # a kernel multiplies the routed experts' result by a constant
     averages_shared: bool = False  # the sum of routed and shared experts' results is divided by two
     sums_shared_in_fp32: bool = False  # the results of routed and shared experts are cast to fp32 to be added
     experts_one_by_one: bool = False  # a loop over experts, whose gradients have all experts' size (`moe.one_by_one`)
@@ -128,8 +132,15 @@ MODEL_CODE: dict[str, ModelCode] = {
         router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True
     ),
     # beam/modeling_beam.py: BeamTopKRouter, as DeepSeek V3's but for the scale, which the experts' result gets;
-    # BeamAttention (`gate_proj`)
-    "beam": ModelCode(router=GROUPED_SIGMOID_ROUTER, gate_apart=True, router_without_autocast=True),
+    # BeamAttention (`gate_proj`), depth_scaled_residual_add, BeamRotaryEmbedding.forward (fp32)
+    "beam": ModelCode(
+        rope_dtype="promoted",
+        router=GROUPED_SIGMOID_ROUTER,
+        gate_apart=True,
+        router_without_autocast=True,
+        scales_experts=True,
+        scales_branches="both",
+    ),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -151,6 +162,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_ocr2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
+    # deepseek_v4/modeling_deepseek_v4.py: DeepseekV4PreTrainedModel (neither sdpa nor flash_attn; `sinks` among
+    # _keep_in_fp32_modules_strict)
+    "deepseek_v4": ModelCode(fused=False, sinks_in_fp32=True),
     "ernie4_5": ModelCode(
         rope_dtype="fp32 products", repeats_cosines=True
     ),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
@@ -193,24 +207,29 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
-    "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
+    "granite": ModelCode(scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True),
     # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
-    "granite_swa": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
+    "granite_swa": ModelCode(
+        scales_branches="branch", router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"
+    ),
     # helium/modeling_helium.py: apply_rotary_pos_emb, HeliumRMSNorm
     "helium": ModelCode(repeats_cosines=True, casts_norm_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
     "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
-    "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
+    # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb, HYV4PreTrainedModel (neither sdpa nor flash_attn)
+    "hy_v4": ModelCode(fused=False, sinks_in_fp32=True, router=GROUPED_SIGMOID_ROUTER),
     # lara_mini/modeling_lara_mini.py: LaraMiniTopKRouter, of fp32 logits, with norm_topk_prob; LaraMiniRMSNorm
     "lara_mini": ModelCode(
         router=WIDE_ROUTER._replace(forward_kernels=6, backward_kernels=11),
         casts_router_weights=True,
         casts_norm_weights=True,
     ),
-    # laguna/modeling_laguna.py: LagunaTopKRouter
-    "laguna": ModelCode(router=CAST_SIGMOID_ROUTER, casts_router_weights=True),
+    # laguna/modeling_laguna.py: LagunaTopKRouter, LagunaAttention.forward, LagunaSparseMoeBlock
+    "laguna": ModelCode(
+        router=CAST_SIGMOID_ROUTER, casts_router_weights=True, softplus_gates=True, scales_experts=True
+    ),
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
     # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb, eager_attention_forward
@@ -224,7 +243,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
     # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm, MiniMaxM3VLDenseMLP
-    "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, merges_gate=True),
+    "minimax_m3": ModelCode(
+        router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, merges_gate=True, scales_experts=True
+    ),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries="positions"),
     # mistral/modeling_mistral.py: Llama's layers; TensorRT-LLM has other ones for it (`sim.serve.prices.fused`)
@@ -257,7 +278,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "qwen3_next": ModelCode(norm_weights_from_1=True, router=CASTING_ROUTER, casts_router_weights=True),
     "qwen3_next_as_chosen": ModelCode(norm_weights_from_1=True, router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     # step3p7/modeling_step3p7.py: Step3p7TopKRouter, Step3p7RMSNorm, Step3p7Experts (which no grouped matmul replaces)
-    "step3p7": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True),
+    "step3p7": ModelCode(
+        router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True, scales_experts=True
+    ),
     "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
     # xglm/modeling_xglm.py: XGLMAttention.forward, which knows no other attention
     "xglm": ModelCode(

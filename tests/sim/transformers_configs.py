@@ -89,8 +89,9 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4_text": {"num_local_experts": EXPERTS},
     "longcat_flash": LATENT | {"n_routed_experts": EXPERTS, "expert_ffn_hidden_size": 128, "zero_expert_num": 0},
     "mamba2": {"num_heads": 16, "head_dim": 64},
-    "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64},
-    "minimax_m2": {"num_local_experts": EXPERTS},
+    "mimo_v2_flash": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 128, "head_dim": 96, "v_head_dim": 64}
+    | {"num_experts_per_tok": 4},
+    "minimax_m2": {"num_local_experts": EXPERTS, "num_experts_per_tok": 4},
     "minimax_m3_vl_text": {
         "num_local_experts": EXPERTS,
         "num_experts_per_tok": 4,

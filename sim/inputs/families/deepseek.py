@@ -84,6 +84,7 @@ def _deepseek_v4(config: Config) -> Config:
         "hyper_connections": config.get("hc_mult", 4),
         "moe": moe,
         "mtp_layers": config.get("num_nextn_predict_layers"),
+        "code": "deepseek_v4",
     }
     found["compressed_attention"] = {
         "q_lora_rank": config.get("q_lora_rank", 1024),
@@ -154,8 +155,8 @@ def _hy_v4(config: Config) -> Config:
 
 
 def _axk1(config: Config) -> Config:
-    """A.X K1: DeepSeek V3's layers, and a norm of what experts give together."""
-    return _deepseek({"first_k_dense_replace": 1, **config}) | {"left_out": ["the norm behind the experts"]}
+    """A.X K1: DeepSeek V3's layers, and a norm of what experts give together (axk1/modeling_axk1.py: AXK1MoE)."""
+    return _deepseek({"first_k_dense_replace": 1, **config}) | {"norm_position": "behind_experts"}
 
 
 def _axk2(config: Config) -> Config:

@@ -130,13 +130,14 @@ def exaone_windows(config: Config, found: Config) -> Config:
     return rope_in_windows_alone(config, found, len(step) if isinstance(step, str) else step or 4)
 
 
-def qwen_window(config: Config) -> Config:
-    """Windows from layer `max_window_layers` on, where `use_sliding_window` turns them on."""
+def qwen_window(config: Config, pattern: list[str] | None = None) -> Config:
+    """Windows where `use_sliding_window` turns them on: in the layers of `pattern`, or from layer `max_window_layers`
+    on."""
     if not config.get("use_sliding_window", False):
         return {}
     layers, whole = config["num_hidden_layers"], config.get("max_window_layers", 28)
-    config = {"sliding_window": 4096, **config}
-    return window(config, "sliding_window", ["full"] * min(whole, layers) + ["sliding"] * max(0, layers - whole))
+    last = ["full"] * min(whole, layers) + ["sliding"] * max(0, layers - whole)
+    return window({"sliding_window": 4096, **config}, "sliding_window", last if pattern is None else pattern)
 
 
 def qwen2(config: Config) -> Config:

@@ -17,11 +17,13 @@ from sim.inputs.families.dense import (
     no_rope_step,
     qwen2,
     qwen3,
+    qwen_window,
     require,
     rope_in_windows_alone,
     rope_share,
     window,
 )
+from sim.inputs.input_source import show
 
 
 def router(
@@ -63,6 +65,10 @@ def _mixtral(config: Config) -> Config:
 
 
 def _minimax_m2(config: Config) -> Config:
+    require(config, "shared_intermediate_size", (0, None))
+    require(config, "qk_norm_type", ("per_layer", None))
+    if signs := [sign for sign in config.get("attn_type_list") or [] if sign != 1]:  # 0: lightning attention
+        raise NotExpressibleError(f"attn_type_list: found {show(signs[0])}; can be simulated: 1 in every layer")
     found = _mixtral({"head_dim": 128, **config})
     share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
     own = {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
@@ -70,14 +76,22 @@ def _minimax_m2(config: Config) -> Config:
 
 
 def qwen2_moe(config: Config) -> Config:
+    """Qwen 2 with experts; windows in every second of the first `max_window_layers`
+    (qwen2_moe/configuration_qwen2_moe.py: Qwen2MoeConfig.__post_init__)."""
+    first = config.get("max_window_layers", 28)
+    kinds = ["full" if i % 2 or i >= first else "sliding" for i in range(config["num_hidden_layers"])]
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
     moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
-    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": casting_router(config, False)}
+    found = qwen2({**config, "use_sliding_window": False}) | qwen_window(config, kinds)
+    return found | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": casting_router(config, False)}
 
 
 def _qwen3_moe(config: Config) -> Config:
+    """Qwen 3 with experts; windows in all layers or none (qwen3_moe/modeling_qwen3_moe.py: Qwen3MoeModel.forward)."""
+    windows = qwen_window({**config, "layer_types": None}, ["sliding"])
     moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
-    return qwen3(config, head_dim=None) | {"moe": moe, "code": casting_router(config, False)}
+    found = qwen3({**config, "use_sliding_window": False}, head_dim=None) | windows
+    return found | {"moe": moe, "code": casting_router(config, False)}
 
 
 def _gpt_oss(config: Config) -> Config:
@@ -197,6 +211,9 @@ def _cohere2_moe(config: Config) -> Config:
 def _mimo_v2_flash(config: Config) -> Config:
     """MiMo V2 Flash: twice the key and value heads, and sinks, in layers with windows; values narrower than keys."""
     require(config, "n_group", (1, None))
+    require(config, "n_shared_experts", (None, 0))
+    require(config, "add_swa_attention_sink_bias", (True, None))
+    require(config, "add_full_attention_sink_bias", (False, None))
     for key in ("num_attention_heads", "head_dim", "v_head_dim"):
         require(config, f"swa_{key}", (config.get(key), None))
     count, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]

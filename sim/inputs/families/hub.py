@@ -63,6 +63,7 @@ def _deepseek(config: Config) -> Config:
 def _bailing(config: Config) -> Config:
     """Ling and Ring, 1 and 2 (without linear attention)."""
     require(config, "use_bias", (False, None))
+    require(config, "moe_shared_expert_intermediate_size", (config["moe_intermediate_size"], None))
     moe = router(config, "num_experts") | {
         "shared_experts": config.get("num_shared_experts"),
         "dense_layers": config.get("first_k_dense_replace"),

@@ -10,11 +10,13 @@ from sim.inputs.families.dense import Config, llama, qwen3, require, rope_share
 from sim.inputs.families.experts import dense_layers, qwen2_moe, router
 from sim.inputs.families.hybrids import layer_types
 
+_NO_WINDOWS = {"use_sliding_window": False}  # which qwen3_next/modeling_qwen3_next.py and Qwen 3.5's do not read
+
 
 def _qwen3_next(config: Config) -> Config:
     """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
     require(config, "attention_bias", (False, None))
-    whole = {"head_dim": 256, "norm_topk_prob": True, **config}
+    whole = {"head_dim": 256, "norm_topk_prob": True, **config, **_NO_WINDOWS}
     found = qwen2_moe(whole) | {"qkv_bias": False, "qk_norm": True}
     found |= {"code": "qwen3_next" if whole["norm_topk_prob"] else "qwen3_next_as_chosen"}
     return found | _gated_delta_layers(config)
@@ -22,7 +24,7 @@ def _qwen3_next(config: Config) -> Config:
 
 def _qwen3_5(config: Config) -> Config:
     """Qwen3.5: Qwen3-Next's layers with a dense MLP."""
-    return qwen3({"head_dim": 256, **config}) | {"code": "gemma"} | _gated_delta_layers(config)
+    return qwen3({"head_dim": 256, **config, **_NO_WINDOWS}) | {"code": "gemma"} | _gated_delta_layers(config)
 
 
 def qwen3_5_moe(config: Config) -> Config:
@@ -78,7 +80,8 @@ def _olmo_hybrid(config: Config) -> Config:
 
 
 def _minimax(config: Config) -> Config:
-    """MiniMax-Text-01 and M1: lightning attention, in every n-th layer attention; experts."""
+    """MiniMax-Text-01 and M1: lightning attention, in every n-th layer attention, with a window where the config has
+    one (minimax/modeling_minimax.py: MiniMaxModel.forward); experts."""
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     signs = config.get("attn_type_list")  # 0 for lightning attention
@@ -93,8 +96,11 @@ def _minimax(config: Config) -> Config:
         "conv_bias": False,
         "chunk": config.get("block_size", 256),
     }
-    found = llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
-    return found | {"state_space": states, "attention_pattern": layer_types(config, names)}
+    found = llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size"), "state_space": states}
+    kinds = layer_types(config, names)
+    if "full" in kinds and (size := config.get("sliding_window")) is not None:
+        return found | {"window": size, "attention_pattern": ["sliding" if x == "full" else x for x in kinds]}
+    return found | {"attention_pattern": kinds}
 
 
 # Of the delta rule with a gate for every channel, whatever else is kept in (vLLM, mamba_utils.py: kda_state_dtype).

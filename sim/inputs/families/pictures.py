@@ -136,7 +136,7 @@ def _step3p5(config: Config) -> Config:
     require(config, "mlp_bias", (False, None))  # routed experts have none
     names = {"moe_num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
     names |= {"moe_top_k": "num_experts_per_tok", "num_attention_groups": "num_key_value_heads"}
-    names |= {"share_expert_dims": "share_expert_dim", "num_mtp_layers": "num_nextn_predict_layers"}
+    names |= {"share_expert_dims": "share_expert_dim"}
     whole = {"head_dim": 128, **{names.get(key, key): value for key, value in config.items()}}
     if (kinds := whole.get("layer_types")) is not None:
         whole["layer_types"] = kinds[:layers]  # prediction modules stand behind
@@ -151,10 +151,8 @@ def _step3p5(config: Config) -> Config:
     }
     own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "step3p7"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
-    modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
-    clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})
-    parts = (("prediction modules", modules), ("the clamp of some layers' SwiGLU", clamped))
-    found["left_out"] = [name for name, there in parts if there]
+    if any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])}):
+        found["left_out"] = ["the clamp of some layers' SwiGLU"]
     heads = (whole.get("attention_other_setting") or {}).get("num_attention_heads")
     local, other = whole.get("num_sliding_attention_heads") or heads, whole["num_attention_heads"]
     if local in (None, other) or "sliding" not in found.get("attention_pattern", []):

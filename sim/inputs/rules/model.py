@@ -321,6 +321,8 @@ def _layers(m: ModelConfig) -> Problems:
                 yield (key,), f"found {show(found)}; with norm_gate_rank only {show(allowed)} is simulated"
     if m.norm_position == "by_kind" and m.state_space is None:
         yield ("norm_position",), "found 'by_kind'; needs layers with a state (model.state_space)"
+    if m.norm_position == "behind_experts" and m.moe is None:
+        yield ("norm_position",), "found 'behind_experts'; needs experts (model.moe)"
     attends, computes = (
         any(kind not in ("none", "state_space") for kind, _ in kinds),
         any(k != "none" for _, k in kinds),

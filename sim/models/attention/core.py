@@ -47,7 +47,7 @@ class Core(Struct, frozen=True):
     queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
     `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it. `wide_keys`:
     queries and keys come in fp32 and are cast for the matmuls. `masked`: of a fused kernel, a tensor of numbers for all
-    pairs says what is hidden (`sim.models.attention.masked_windows`).
+    pairs says what is hidden, of all heads or of each (`mask_heads`; `sim.models.attention.masked_windows`).
     """
 
     q_len: int
@@ -67,6 +67,7 @@ class Core(Struct, frozen=True):
     repeats: int = 1
     wide_keys: bool = False
     masked: bool = False
+    mask_heads: int = 1
 
     @property
     def visible(self) -> float:

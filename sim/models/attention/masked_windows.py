@@ -19,7 +19,8 @@ from sim.models.attention.core import Core
 from sim.models.dims import Dims
 from sim.models.operators import F, Operator, memory_op
 
-MASK_KERNELS = 4  # inverted, two numbers, chosen between
+MASK_KERNELS = 3  # two numbers, chosen between (torch 2.14)
+FILLED_KERNELS = 4  # zeros, truths inverted, the zeros copied and filled
 
 
 def masked_window(d: Dims, own: Core, batch: PackedBatch | None = None) -> Core:
@@ -36,14 +37,18 @@ def masked_window(d: Dims, own: Core, batch: PackedBatch | None = None) -> Core:
 def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
     """The part with its mask, [batch, 1, q_len, kv_len].
 
-    Bytes of a pair of tokens: the truth of one sequence is read (1) and written inverted for each sequence (1); this is
-    read (1) and a number is written (`act_bytes`), which is kept for the backward. A compiler makes the numbers once
-    for all layers; they are not counted.
+    Bytes of a pair of tokens: the truth of one sequence is read (1), and for each sequence a number is written
+    (`act_bytes`), which is kept for the backward. A compiler makes the numbers once for all layers; they are not
+    counted. A mask of each head is filled by the model's own code: zeros (e), truths inverted (2), zeros copied (2e)
+    and filled (2e + 1).
     """
     if not core.masked or d.framework.masks_causal or d.code.masks_causal == "numbers":
         return part
     pairs, e = float(core.q_len * core.kv_len), d.act_bytes
-    moved = pairs + d.batch * pairs * (2 + e)
-    made = memory_op("attention_mask", F, "elementwise", d.batch * pairs, moved, d.act, MASK_KERNELS)
-    kept = Saved("attention mask", d.batch * pairs * e, NeededBy.INPUT_GRAD)
+    moved = pairs + d.batch * pairs * e
+    numbers, kernels = d.batch * pairs * core.mask_heads, MASK_KERNELS
+    if core.mask_heads > 1:
+        moved, kernels = (5 * e + 3) * numbers, FILLED_KERNELS
+    made = memory_op("attention_mask", F, "elementwise", numbers, moved, d.act, kernels)
+    kept = Saved("attention mask", numbers * e, NeededBy.INPUT_GRAD)
     return replace(part, forward=(made, *part.forward), saved=(*part.saved, kept))

@@ -119,27 +119,29 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     Forward: scale, mask, the column joined to them, their largest value found and subtracted, softmax. Backward: zeros
     around the gradient, softmax, the subtracted value's gradient negated, summed, put into zeros and added, scale. What
     reads the rows without their sink, casts or else the scale's gradient, reads parts of rows, one element at a time.
-    Code that does not subtract the largest value (flint/modeling_flint.py) has none of its kernels.
+    Code that does not subtract the largest value (flint/modeling_flint.py) has none of its kernels. Sinks that stay
+    fp32 make fp32 rows of 16-bit scores, which are cast back behind the softmax (`sinks_in_fp32`).
     """
     e, given = d.act_bytes, scored_bytes(d)
     masked = masked_bytes(d, given)
     scale, row = ScorePass("scale", 2 * given, kind="elementwise"), c.kv_len + 1
-    shift, shift_back = _shift(masked) if d.code.shifts_by_largest else ((), ())
+    joined = max(masked, FP32_BYTES) if d.code.sinks_in_fp32 else masked
+    shift, shift_back = _shift(joined) if d.code.shifts_by_largest else ((), ())
     ahead = (
         scale,
         *_adding(d, c, given, masked),
-        ScorePass("sinks", 2 * masked, kind="copy", kernel="cat", single=True),
+        ScorePass("sinks", masked + joined, kind="copy", kernel="cat", single=True),
         *shift,
-        _softmax(2 * masked, torch_softmax(row, masked)),
-        *((ScorePass("softmax_cast", masked + e, kind="cast", single=True),) if masked > e else ()),
+        _softmax(2 * joined, torch_softmax(row, joined)),
+        *((ScorePass("softmax_cast", joined + e, kind="cast", single=True),) if joined > e else ()),
     )
     back = (
-        *((ScorePass("softmax_cast", e + masked, kind="cast", casts=2, single=True),) if masked > e else ()),
-        ScorePass("sinks", 3 * masked, 2, "copy", "slice_backward", single=True),
-        _softmax(3 * masked, torch_softmax_backward(row)),
+        *((ScorePass("softmax_cast", e + joined, kind="cast", casts=2, single=True),) if joined > e else ()),
+        ScorePass("sinks", 3 * joined, 2, "copy", "slice_backward", single=True),
+        _softmax(3 * joined, torch_softmax_backward(row)),
         *shift_back,
-        *((ScorePass("mask_cast", masked + given, kind="cast", single=True),) if masked > given else ()),
-        replace(scale, single=masked == given),
+        *((ScorePass("mask_cast", joined + given, kind="cast", single=True),) if joined > given else ()),
+        replace(scale, single=joined == given),
     )
     return ahead, back
 

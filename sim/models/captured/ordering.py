@@ -12,17 +12,13 @@ from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.indices import PLACE_BYTES, SORT_STARTS, passes
 from sim.models.torch_kernels.latencies import CACHED_CLOCKS, FETCHED_BYTES, LOAD_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS, Clocks
-from sim.models.torch_kernels.top_k import LONGEST_ROW, top_k_clocks
+from sim.models.torch_kernels.top_k import LONGEST_ROW, several_block_kernels, several_blocks_choose, top_k_clocks
 
 SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
 # Fewer rows than this are sorted as one array, by value and then by row; a row of so many numbers is sorted by itself
 # (SortStable.cu: launch_stable_sort_kernel).
 SEGMENTS, LONG_ROW = 128, 1_000_000
 SEGMENT_BITS = 6  # of a key that a pass of cub's DeviceSegmentedRadixSort handles; it reads the keys before
-# From how many numbers of a row on several blocks choose its largest, by the most rows (TensorTopK.cu:
-# should_use_multiblock).
-SEVERAL_BLOCKS = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
-SEVERAL_BLOCKS_OTHERWISE = 400
 CUMULATIVE_CLOCKS = 1.5  # an element of a cumulative sum
 # ScanUtils.cuh, tensor_kernel_scan_innermost_dim: a block of 512 threads adds up 1,024 numbers of its rows in one turn,
 # after the turn before. 256 blocks of 256 turns take 410 us on an H200 (8,192 x 8,192 fp32,
@@ -93,18 +89,6 @@ def _segment_passes(op: CapturedOperator) -> int:
     return math.ceil(8 * passes(op.inputs[0]) / SEGMENT_BITS)
 
 
-def several_blocks_choose(rows: int, row: int) -> bool:
-    """Tell whether several thread blocks choose a row's largest numbers.
-
-    Rows of up to `LONGEST_ROW` are left out: the clocks of one block were measured with them.
-
-    >>> several_blocks_choose(4, 32000), several_blocks_choose(4, 10000), several_blocks_choose(8192, 512)
-    (True, False, False)
-    """
-    least = next((least for most, least in SEVERAL_BLOCKS if rows <= most), SEVERAL_BLOCKS_OTHERWISE)
-    return row > LONGEST_ROW and row >= least
-
-
 def top_k_bytes(op: CapturedOperator) -> float:
     """Return a top-k's bytes: a row read for each byte of a number, and once to gather what is chosen.
 
@@ -116,12 +100,8 @@ def top_k_bytes(op: CapturedOperator) -> float:
 
 
 def top_k_kernels(op: CapturedOperator) -> int:
-    """Return the further kernels of a top-k: one block's sort of what it chose; or, with several blocks, a start, three
-    for each byte (counts, their sums, what lies within), counts of the last, two sums by key of two kernels each, and
-    that sort (TensorTopK.cu: mbtopk::launch)."""
-    if not several_blocks_choose(rows_of(op), row_of(op)):
-        return 1
-    return 1 + 3 * passes(op.inputs[0]) + 1 + 2 * 2 + 1
+    """Return the further kernels of a top-k: one block's sort of what it chose, or those of several blocks."""
+    return several_block_kernels(passes(op.inputs[0])) if several_blocks_choose(rows_of(op), row_of(op)) else 1
 
 
 def chosen_clocks(op: CapturedOperator, narrow: bool) -> Clocks:

@@ -63,19 +63,23 @@ Attention = (
     | Beside
 )
 Mlp = DenseMlp | Experts
+NormPosition = Literal["pre", "post", "both", "both_of_mlp"]
+Branch = Literal["attention", "mlp"]
+BRANCHES: tuple[Branch, ...] = ("attention", "mlp")
 
 
 class LayerSpec(Struct, frozen=True):
     """One layer: norm, attention, residual sum, norm, MLP, residual sum; either may be missing. Equal layers are equal
     records.
 
-    `norm_position`: pre (as said), post (the norms stand before the sums: OLMo 2) or both (Gemma 2).
+    `norm_position`: pre (as said), post (the norms stand before the sums: OLMo 2), both (Gemma 2) or both for the MLP
+    alone (A.X K1's experts).
     """
 
     attention: Attention | None
     mlp: Mlp | None
     norm_elements: int  # of one norm
-    norm_position: Literal["pre", "post", "both"] = "pre"
+    norm_position: NormPosition = "pre"
     parallel: Literal[False, True, "two_norms"] = False  # attention and MLP read one norm, or two of one input
     streams: Streams = Streams()
     ngrams: NgramEmbedding | None = None  # added to the streams before attention
@@ -90,7 +94,15 @@ class LayerSpec(Struct, frozen=True):
             return 0
         if self.parallel is True:
             return 1
-        return ((self.attention is not None) + (self.mlp is not None)) * (2 if self.norm_position == "both" else 1)
+        behind = sum(self.norm_behind(branch) for branch in BRANCHES) if self.norm_position != "post" else 0
+        return self.branches + behind
+
+    def norm_behind(self, name: Branch) -> bool:
+        """Tell whether a norm stands behind attention or the MLP, before the sum."""
+        there = self.mlp is not None if name == "mlp" else self.attention is not None
+        return there and (
+            self.norm_position in ("post", "both") or (self.norm_position, name) == ("both_of_mlp", "mlp")
+        )
 
     def gate_of(self, branch: Attention | Mlp | None) -> NormGate | None:
         """The gate behind the norm before attention or the MLP, if there is one."""
@@ -175,9 +187,8 @@ class LayerSpec(Struct, frozen=True):
             items += _gated(d, "attention_norm", tokens, self.gate_of(self.attention))
             items += self.attention.serve(d, tokens)
             items += served_sum(d, "attention_out", tokens)
-        if self.norm_position == "both":
-            branches = (("attention_post_norm", self.attention), ("mlp_post_norm", self.mlp))
-            items += [served_norm(d, name, tokens) for name, branch in branches if branch is not None]
+        if self.norm_position != "post":
+            items += [served_norm(d, f"{name}_post_norm", tokens) for name in BRANCHES if self.norm_behind(name)]
         if self.mlp is not None:
             summed = plain and self.attention is not None and sum_norms(d, tokens)
             items += [] if summed or self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
@@ -338,8 +349,10 @@ def norm_elements(model: ModelConfig) -> int:
     return model.hidden * model.norm_vectors
 
 
-def norm_position(model: ModelConfig, layer: int) -> Literal["pre", "post", "both"]:
+def norm_position(model: ModelConfig, layer: int) -> NormPosition:
     """Where the norms of layer `layer`, counted from 0 over the model, stand."""
+    if model.norm_position == "behind_experts":
+        return "both_of_mlp" if model.mlp_kind(layer) == "experts" else "pre"
     if model.norm_position != "by_kind":
         return model.norm_position
     return "pre" if model.attention_kind(layer) == "state_space" else "post"

@@ -24,8 +24,9 @@ from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.models.dims import Dims, ceil_div
-from sim.models.layers.indexer import INDEX_BYTES, score_kernel
-from sim.models.layers.indexer_of_transformers import SELECT_READS
+from sim.models.layers.blocks_of_transformers import separate_block_scores
+from sim.models.layers.indexer import SELECT_READS, score_kernel
+from sim.models.layers.indexer_of_transformers import INDEX_BYTES
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, memory_op
@@ -125,10 +126,15 @@ class BlockIndexer(Struct, frozen=True):
         reads the chosen places.
         """
         matrix = self.matrix(hidden)
+        made = self.made(d.act, d.act_bytes, d.tokens)
+        rows, scored = (d.batch, d.full_seq, d.full_seq), self.scores(d.batch, d.full_seq, d.full_seq, d.act)
+        if used and d.framework.masks_unselected and self.pools == "scores":
+            sizes = self.heads, self.head_dim, self.block
+            made, scored = made[:1], separate_block_scores(sizes, rows, (d.act, d.act_bytes))
         forward = (
             *linear(d, matrix.linear(d.tokens, False)).forward,
-            *self.made(d.act, d.act_bytes, d.tokens),
-            *(self.scores(d.batch, d.full_seq, d.full_seq, d.act) if used else ()),
+            *made,
+            *(scored if used else ()),
         )
         params = matrix.parameters + self.norm_parameters
         return Operator("block_indexer", forward, saved=self._kept(d) if keeps else (), frozen=params)

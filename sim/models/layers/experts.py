@@ -72,6 +72,8 @@ class Experts(Struct, frozen=True):
         if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
             matrices = sum(len(m.outputs) for m in shapes)
             routed = (*routed, gradients_of_each(d, self.moe.experts, elements, matrices, r.tokens))
+        if d.code.scales_experts and not d.framework.fuses_chains:
+            routed = (*routed, _scaled(d))
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))
         return (*routed, *shared)
@@ -280,3 +282,13 @@ def _grouped(d: ServingDims, name: str, groups: int, rows: float, n: int, k: int
     moved = rows * (k + n) * d.act_bytes + groups * k * n * d.expert_weight_bytes
     shape = (groups, max(1, round(rows / groups)), n, k)
     return Compute(name, "grouped_gemm", shape, d.experts_dtype, 2.0 * rows * n * k, moved, F)
+
+
+def _scaled(d: Dims) -> Operator:
+    """The routed experts' result times a constant, and its gradient (LagunaSparseMoeBlock in Transformers)."""
+    n, sizes = d.rows * d.hidden, d.of_stream if d.experts_in_fp32 else d
+    forward, backward = (
+        memory_op(f"experts_scale{end}", phase, "elementwise", n, 2 * n * sizes.act_bytes, sizes.act)
+        for end, phase in (("", F), ("_backward", I))
+    )
+    return Operator("experts_scale", (forward,), (backward,))

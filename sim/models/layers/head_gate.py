@@ -2,6 +2,8 @@
 
 In separate operators: the sigmoid, and a product that reads it once a head. Backward: the result's gradient, the gate's
 as a product and its sum over a head, the sigmoid's (`Lfm3Attention` in transformers/models/lfm3/modeling_lfm3.py).
+Laguna's is a softplus in fp32, with a cast before it and one behind it, and so backward (`LagunaAttention` in
+transformers/models/laguna/modeling_laguna.py).
 """
 
 from __future__ import annotations
@@ -14,16 +16,21 @@ from sim.models.serving.operators import ServingDims
 
 
 def head_gate(d: Dims, elements: int, gates: int) -> Operator:
-    """The result of `elements` numbers times a sigmoid of each of `gates`."""
+    """The result of `elements` numbers times a sigmoid (or softplus) of each of `gates`."""
     e, fused = d.act_bytes, d.framework.fuses_activation
-    ahead, back = 2 * elements + gates, 3 * elements + 2 * gates
+    ahead, back = (2 * elements + gates) * e, (3 * elements + 2 * gates) * e
+    kernels, kept = (1, 1), e * gates
     if not fused:
-        ahead, back = ahead + 2 * gates, 6 * elements + 5 * gates
-    kernels = (1, 1) if fused else (2, 4)
-    forward = memory_op("attention_gate", F, "elementwise", elements, ahead * e, d.act, kernels[0])
-    backward = memory_op("attention_gate_backward", I, "elementwise", elements, back * e, d.act, kernels[1])
-    gate = "attention gate" if fused else "sigmoid of the gate"
-    saved = (Saved("attention output", e * elements), Saved(gate, e * gates))
+        ahead, back, kernels = ahead + 2 * e * gates, (6 * elements + 5 * gates) * e, (2, 4)
+    if not fused and d.code.softplus_gates and e < FP32_BYTES:
+        casts = 2 * (e + FP32_BYTES) * gates
+        wider = FP32_BYTES - e
+        ahead, back, kernels = ahead + casts + 2 * wider * gates, back + casts + 3 * wider * gates, (4, 6)
+        kept += FP32_BYTES * gates  # the softplus's input
+    forward = memory_op("attention_gate", F, "elementwise", elements, ahead, d.act, kernels[0])
+    backward = memory_op("attention_gate_backward", I, "elementwise", elements, back, d.act, kernels[1])
+    gate = "attention gate" if fused else "activation of the gate"
+    saved = (Saved("attention output", e * elements), Saved(gate, kept))
     return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=2 * e * elements)
 
 

@@ -29,12 +29,12 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.operator_kinds import SCORES, SPARSE, shape_flops
 from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div
-from sim.models.layers.indexer_of_transformers import SELECT_READS, separate_bytes, separate_scores
+from sim.models.layers.indexer_of_transformers import INDEX_BYTES, separate_bytes, separate_rope, separate_scores
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, W, collective, memory_op
 
-INDEX_BYTES = 4.0  # a selected key's place
+SELECT_READS = 3.0  # of the scores, by a selection
 SCALED = 128  # numbers of an 8-bit key that share a 32-bit scale
 # New tokens of a sequence for which a decode's kernel reads the keys once (DeepGEMM, `fp8_paged_mqa_logits`: next_n).
 QUERIES_AT_ONCE = 2
@@ -123,6 +123,11 @@ class Indexed(Protocol):
         """Numbers of a token that all heads read."""
         ...
 
+    @property
+    def rope_width(self) -> int:
+        """Numbers of a head that rope rotates, the indexer's heads too."""
+        ...
+
 
 class IndexedKeys(Struct, frozen=True):
     """Queries of one rank and the keys that they may see: pieces of (queries, keys up to the last of them).
@@ -202,14 +207,17 @@ def index_operator(
     norm = tokens * x.head_dim
     forward.append(memory_op("index_key_norm", F, "norm", norm, 2 * norm * e, d.act))
     rotated = tokens * (x.heads + 1) * x.head_dim
-    forward.append(memory_op("index_rope", F, "elementwise", rotated, 2 * rotated * e, d.act, 2))
+    plain = memory_op("index_rope", F, "elementwise", rotated, 2 * rotated * e, d.act, 2)
+    turned = float(tokens * (x.heads + 1) * of.rope_width)
+    masks = d.framework.masks_unselected
+    forward += separate_rope(turned, rotated, (d.act, e)) if masks else (plain,)
     if d.cp > 1:
         forward.append(collective("index_key_gather", "all_gather", tokens * d.cp * x.head_dim * e, F, group="cp"))
     found, alive_bytes = _scores_of(x, d, keys)
     forward += found
     slots = keys.kv_len if dense else x.slots(keys.kv_len)
     params = sum(m.parameters for m in matrices) + x.norm_parameters
-    saved = [] if dense else [Saved("selected keys", tokens * slots * INDEX_BYTES)]
+    saved = [] if dense or masks else [Saved("selected keys", tokens * slots * INDEX_BYTES)]
     if not trained:
         return Operator("indexer", tuple(forward), (), tuple(saved), frozen=params, forward_bytes=alive_bytes)
     saved += _kept_for_loss(x, d, of, alone)
@@ -234,8 +242,9 @@ def _scores_of(x: Indexer, d: Dims, keys: IndexedKeys) -> tuple[Program, float]:
     if not d.framework.masks_unselected:
         return tuple(i for r in rows for i in scores(x, r, d.act, ceil_div(r[2], 2) if keys.striped else None)), 0.0
     sizes, act = (x.heads, x.head_dim), (d.act, d.act_bytes)
-    chosen = [batch * q * x.slots(kv) * INDEX_BYTES for batch, q, kv in rows]
-    items = tuple(i for r, c in zip(rows, chosen, strict=True) for i in separate_scores(sizes, r, act, c))
+    chosen = [float(batch * q * x.slots(kv)) for batch, q, kv in rows]
+    truths = d.fused_attention
+    items = tuple(i for r, c in zip(rows, chosen, strict=True) for i in separate_scores(sizes, r, act, c, truths))
     return items, max(separate_bytes(sizes, r) for r in rows)
 
 

@@ -20,6 +20,7 @@ from sim.models.attention.core import core_part
 from sim.models.attention.sparse_kernel import sparse_kernel
 from sim.models.dims import Dims, Shard
 from sim.models.layers.block_indexer import BlockIndexer
+from sim.models.layers.blocks_of_transformers import block_mask
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.operators import F, I, Operator
@@ -70,11 +71,17 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
 
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
         """The core over what is chosen; all pairs where it is masked, or where all keys are seen. torch's kernels get
-        the mask as a tensor of numbers; that MiniMax M3's has one for each head is left out."""
+        the mask as a tensor of numbers, where scores are pooled one of each head (MiniMax M3)."""
         masks, own = d.framework.masks_unselected or not d.fused_attention, self.core(d)
         if masks or self._sees_all(d.full_seq):
             masked = masks and d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp)
-            return attention_core(scenario, d, shard, replace(own, causal=not masks, masked=masked))
+            apart = self.heads_of(d.tp)[0] if masked and self.indexer.pools == "scores" else 1
+            own = replace(own, causal=not masks, masked=masked, mask_heads=apart)
+            core = attention_core(scenario, d, shard, own)
+            if apart == 1:
+                return core
+            made = block_mask(float(d.batch * d.seq * d.full_seq), self.indexer.choices, apart)
+            return replace(core, forward=(made, *core.forward))
         forward, backward = self._kernel(d, "attention", F), self._kernel(d, "attention_backward", I)
         return core_part(d, own, (own,), (forward,), (backward,))
 

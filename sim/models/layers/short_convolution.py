@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import ModelPart, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
@@ -73,20 +74,33 @@ class ShortConvolution(Struct, frozen=True):
 
     def _products(self, d: Dims) -> Operator:
         """B·x, which keeps the projection's result for both products; backward the gradients of B, C and x become one
-        tensor (torch.chunk), two accesses each, where no kernel writes them there."""
-        size = d.tokens * self.width(d.tp) * d.act_bytes
+        tensor (torch.chunk), two accesses each, where no kernel writes them there.
+
+        torch.cat writes it in channels' order, though all three lie in tokens' order, and another kernel brings it to
+        tokens' order for the projection's matmuls.
+        """
+        n = d.tokens * self.width(d.tp)
+        size = n * d.act_bytes
         gate = self._gate(d, "input_gate")
-        apart = memory_op("chunks_backward", I, "copy", 3 * d.tokens * self.width(d.tp), 6 * size, d.act)
-        joined = () if d.framework.fuses_activation else (apart,)
+        joined: Program = ()
+        if not d.framework.fuses_activation:
+            apart = memory_op("chunks_backward", I, "copy", 3 * n, 6 * size, d.act)
+            turned = memory_op("chunks_backward_turned", I, "permute", 3 * n, 6 * size, d.act)
+            joined = tuple(replace(i, single_elements=3.0 * n) for i in (apart, turned))
         saved = (Saved("projected input", 3 * size),)
         return Operator("input_gate", gate.forward, (*gate.backward, *joined), saved, backward_bytes=3 * size)
 
     def _gate(self, d: Dims, name: str) -> Operator:
-        """One product of two tensors; backward each factor's gradient, which one kernel or two make."""
-        n, e = d.tokens * self.width(d.tp), d.act_bytes
-        accesses, kernels = (5, 1) if d.framework.fuses_activation else (6, 2)
+        """One product of two tensors; backward each factor's gradient, which one kernel or two make. Each factor is a
+        third of the projection's rows, so that torch's kernels move one number at a time."""
+        n, e, fused = d.tokens * self.width(d.tp), d.act_bytes, d.framework.fuses_activation
+        accesses, kernels = (5, 1) if fused else (6, 2)
+        forward = elementwise_op(name, F, n, 3, e, d.act)
         backward = memory_op(f"{name}_backward", I, "elementwise", n, accesses * e * n, d.act, kernels)
-        return Operator(name, (elementwise_op(name, F, n, 3, e, d.act),), (backward,), backward_bytes=3 * n * e)
+        if not fused:
+            forward = replace(forward, single_elements=float(n))
+            backward = replace(backward, single_elements=2.0 * n)
+        return Operator(name, (forward,), (backward,), backward_bytes=3 * n * e)
 
     def _convolution(self, d: Dims) -> Operator:
         """The convolution: kept are its input, and its result, which C's gradient is made of."""

@@ -24,6 +24,7 @@ from sim.models.attention.core import Core
 from sim.models.attention.sparse_kernel import sparse_kernel
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
+from sim.models.layers.indexer_of_transformers import selection_mask
 from sim.models.layers.latent import LatentAttention, latent_norm
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_core
@@ -108,8 +109,15 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
             masked = d.framework.masks_unselected and d.fused_attention  # a mask of numbers for all pairs
             core = replace(self.core(d), causal=dense and not masked, masked=masked)
             parts = self.expanded(scenario, d, shard, core)
-            return (*parts[:2], *indexer, *parts[2:])  # behind the query latent, its input
+            chosen = (*indexer, *self._selection_mask(d, keys)) if masked else indexer
+            return (*parts[:2], *chosen, *parts[2:])  # behind the query latent, its input
         return self._absorbed(d, indexer, x.slots(d.full_seq))
+
+    def _selection_mask(self, d: Dims, keys: IndexedKeys) -> tuple[Operator, ...]:
+        """What makes the selected keys a mask, in layers that reuse an earlier selection too."""
+        slots = float(d.tokens * self.indexer.slots(keys.kv_len))
+        pairs = float(keys.batch * sum(q * kv for q, kv in keys.pieces))
+        return (Operator("index_attention_mask", (selection_mask(pairs, slots),)),)
 
     def _absorbed(self, d: Dims, indexer: tuple[Operator, ...], slots: int) -> tuple[Operator, ...]:
         """Operators of the multi-query mode; the latents' rope key is rotated, and gathered over tp with the latent."""

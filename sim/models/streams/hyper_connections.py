@@ -14,7 +14,8 @@ core/fusions/fused_mhc_kernels.py: proj_rms, sinkhorn, h_aggregate, h_post_bda):
 (e + e/n), the new streams are written (2e + e/n). In separate operators: to fp32 (e + 4), square (8), mean (4), product
 (8, mixed ones alone), weighted sum (e + 4, 4 + 4/n), cast (4/n + e/n). Result to each stream (e/n + e), mixed streams
 (2e), sum (3e); independent ones in fp32: casts of result and streams (e/n + 4/n, e + 4), product (4/n + 4), sum (12),
-cast (4 + e). The Sinkhorn passes are three small kernels for each half of a pass there. Backward: twice the forward's.
+cast (4 + e). The Sinkhorn passes are three small kernels for each half of a pass there. Backward: twice the forward's,
+but for the weights of streams that are mixed (`_mixed_backward`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import NeededBy, Saved, TensorRole
+from sim.core.program import Compute, NeededBy, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, gemm, memory_op
 from sim.models.streams.gated_streams import gated_spread, gated_sum
@@ -81,7 +82,9 @@ def _sum(d: Dims, name: str, own: _Sum) -> tuple[Operator, ...]:
     product = gemm(f"{label}_weights", F, rows, numbers, width, dtype)
     forward = (memory_op(label, F, "elementwise", elements, moved * elements, d.act, kernels), product)
     backward = (
-        memory_op(f"{label}_backward", I, "elementwise", elements, 2 * moved * elements, d.act, kernels),
+        _mixed_backward(d, label, elements)
+        if own.normalizes and own.weights > n and not fused
+        else memory_op(f"{label}_backward", I, "elementwise", elements, 2 * moved * elements, d.act, kernels),
         gemm(f"{label}_weights_dgrad", I, rows, width, numbers, dtype),
         gemm(f"{label}_weights_wgrad", W, numbers, width, rows, dtype),
     )
@@ -103,6 +106,21 @@ def _sum(d: Dims, name: str, own: _Sum) -> tuple[Operator, ...]:
             backward_bytes=2 * elements * (e if fused else FP32_BYTES),
         ),
     )
+
+
+def _mixed_backward(d: Dims, label: str, elements: float) -> Compute:
+    """Return what separate operators do for the gradients of a branch's weights and of the streams.
+
+    Bytes of each number of the streams: casts (e + 4 each, two of the streams, one of the branch), sums of gradients
+    (3e each, two), products with weights and streams (12), row sums (4), the norm (68). Each half of a Sinkhorn pass
+    divides by its sums: seven kernels of 15 accesses of the token's matrix. Counted in a captured program.
+    """
+    e, n = d.act_bytes, d.streams.number
+    halves = 2 * SINKHORN_PASSES - 1
+    casts = (2 + 1 / n) * (e + FP32_BYTES) if e < FP32_BYTES else 0.0
+    small = halves * 15 * FP32_BYTES * n**2 * d.rows
+    moved = (casts + 6 * e + 84) * elements + small
+    return memory_op(f"{label}_backward", I, "elementwise", elements, moved, d.act, 38 + 7 * halves)
 
 
 def _kept_numbers(streams: int, weights: int) -> int:

@@ -30,11 +30,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 # Weights that docs/models.md names as not counted: routers' biases, biases of heads' gates (Beam), norms around experts
-# (Gemma 4, A.X K1).
+# (Gemma 4).
 NOT_COUNTED = (
     *("e_score_correction_bias", "expert_bias", "self_attn.gate_bias", "act_fn.alpha_p", "act_fn.alpha_n"),
     *(
-        "mlp.post_mlp_layernorm.weight",
         "router.scale",
         "router.per_expert_scale",
         "feedforward_layernorm_1.weight",
@@ -127,6 +126,9 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
         ("lfm3", "attention_bias", True),
         ("lfm3", "layer_types", ["linear_attention"] * LAYERS),
+        ("mimo_v2_flash", "add_full_attention_sink_bias", True),
+        ("minimax_m2", "attn_type_list", [1, 0] * (LAYERS // 2)),
+        ("minimax_m2", "shared_intermediate_size", 256),
         ("minimax_m3_vl_text", "index_local_blocks", 0),
         ("minimax_m3_vl_text", "layer_types", ["sliding_attention"] * LAYERS),
         ("minimax_m3_vl_text", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
@@ -241,6 +243,7 @@ def test_keys_other_than_the_usual_ones_count_as_in_transformers(
         ("phi4flash", "gated memory units"),
         ("bitnet", "weights of three values"),
         ("xlstm", "recurrences"),
+        ("modernbert-decoder", "another matrix and a norm"),
     ],
 )
 def test_families_of_other_kinds_are_refused_with_what_they_are(tmp_path: Path, family: str, why: str) -> None:

@@ -19,7 +19,13 @@ LEFT_OUT = 12  # bytes of an element of an RMS norm's backward that `rms_norm_ea
 SORT = 11  # kernels of the sort of experts' numbers as described, of many tokens; few need fewer
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 8, "intermediate_size": 256, "num_shared_experts": 1}
 COHERE = {"head_dim": 64, "sliding_window": 4096, "layer_types": ["sliding_attention"] * 3}
+LATENT = {"q_lora_rank": 192, "kv_lora_rank": 128, "num_key_value_heads": 8}
+ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
+ROUTED |= {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
+INDEXED = LATENT | ROUTED | {"index_n_heads": 4, "index_topk": 32}
 OWN: dict[str, dict[str, Any]] = {
+    "axk1": LATENT | ROUTED,
+    "deepseek_v32": INDEXED,
     "glm": {"head_dim": 64},
     "glm4": {"head_dim": 64},
     "helium": {"head_dim": 64},
@@ -44,7 +50,8 @@ def test_a_layer_has_the_kernels_and_keeps_what_the_captured_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, own: dict[str, Any]
 ) -> None:
     """GLM's gate and up are one matmul; GLM, Helium and ERNIE copy cosines in each layer and keep them; experts of
-    Cohere's are weighted in 16 bits, behind a router that casts the chosen scores alone."""
+    Cohere's are weighted in 16 bits, behind a router that casts the chosen scores alone. A.X K1 norms what experts
+    give; DeepSeek V3.2's indexer is separate operators, of which nothing is kept."""
     keys = CONFIGS["llama"] | {"pad_token_id": 0} | OWN[name] | own
     monkeypatch.setitem(CONFIGS, name, keys)
     program, block = capture(tmp_path, name, "sdpa", balanced=True, weights="bf16"), described(tmp_path, name, keys)
