@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -394,9 +395,18 @@ def test_roles_and_options_of_dynamo(tmp_path: Path) -> None:
     assert (found["parallelism"]["tp"], found["inference"]["max_running_requests"]) == (4, 64)
 
 
-def test_drafts_without_a_model_are_told(tmp_path: Path) -> None:
-    config = """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'"""
-    found, text = converted(tmp_path, f"vllm serve llama3-8b {config}")
-    assert "speculative" not in found["inference"]
-    assert "drafts of method ngram, without a model, are not simulated" in text
+@pytest.mark.parametrize(
+    ("method", "drafts", "said"),
+    [
+        ("ngram", {"tokens": 4, "lookup": 1.0}, "no flag says how often the text holds a draft"),
+        ("suffix", None, "drafts of method suffix, without a model, are not simulated"),
+    ],
+)
+def test_drafts_without_a_model_are_told(
+    tmp_path: Path, method: str, drafts: dict[str, float] | None, said: str
+) -> None:
+    config = json.dumps({"method": method, "num_speculative_tokens": 4})
+    found, text = converted(tmp_path, f"vllm serve llama3-8b --speculative-config '{config}'")
+    assert found["inference"].get("speculative") == drafts
+    assert said in text
     parse_scenario(found, "found")
