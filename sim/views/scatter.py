@@ -14,9 +14,11 @@ GROUPS = (*SERIES, OCHRE, INK, "#6b7280", GREY)  # groups beyond these share the
 # Lines between a toolbar's buttons, which Bokeh draws in a light grey on a dark page too.
 DIVIDERS = ".bk-divider { background-color: var(--line) !important; }"
 
-_LEGEND_BELOW = """
-if (cb_obj.outer_width < 600 && cb_obj.right.includes(legend)) {
-  cb_obj.setv({right: cb_obj.right.filter((part) => part !== legend), below: [...cb_obj.below, legend]})
+# A plot's first width may be a narrow one's, so that a legend goes both ways.
+_LEGEND_PLACE = """
+const [from, to] = cb_obj.outer_width < 600 ? ["right", "below"] : ["below", "right"]
+if (cb_obj.outer_width > 0 && cb_obj[from].includes(legend)) {
+  cb_obj.setv({[from]: cb_obj[from].filter((part) => part !== legend), [to]: [...cb_obj[to], legend]})
 }
 """
 
@@ -64,5 +66,5 @@ def explained(plot: Any, dots: Sequence[Any], tip: str) -> Any:
         plot.legend.click_policy = "hide"
         legend = plot.legend[0]
         plot.add_layout(legend, "right")
-        plot.js_on_change("outer_width", CustomJS(args={"legend": legend}, code=_LEGEND_BELOW))
+        plot.js_on_change("outer_width", CustomJS(args={"legend": legend}, code=_LEGEND_PLACE))
     return plot

@@ -183,6 +183,14 @@ def test_a_plot_has_no_light_edge_on_a_dark_page(open_page: Callable[[str], Any]
     assert all(colour == "rgb(44, 55, 66)" for colour in dividers), dividers  # --line of a dark page
 
 
+def test_a_legend_stands_beside_its_plot_and_on_a_telephone_below_it(open_page: Callable[[str], Any]) -> None:
+    page = open_page(clusters())
+    plot = "Bokeh.documents[0].roots()[0]"
+    for width, place in ((500, "below"), (1400, "right"), (500, "below")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(f"{plot}.{place}.some((part) => part.type === 'Legend')")
+
+
 @pytest.mark.parametrize(("make", "name"), [(clusters, "cluster:dgx-b200"), (serving_search, "layout:tp 2")])
 def test_a_name_in_the_legend_hides_its_dots(open_page: Callable[[str], Any], make: Any, name: str) -> None:
     page = open_page(make())
