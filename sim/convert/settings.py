@@ -30,6 +30,7 @@ SLOW_SWITCHES = (
     *("wall_clock_breakdown", "group_by_length"),
 )
 # Of rollouts that go to and fro between the model and tools or an environment.
+OF_A_PAIR = "batch sizes: each pair of answers counts as two sequences"
 ONE_TURN = "{}: an answer is simulated as one, without the waits and prompts between its turns"
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 

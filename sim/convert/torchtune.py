@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
+from sim.convert.settings import FSDP_ON_HOST, OF_A_PAIR, Converted, Machine, Settings, without_none
 from sim.convert.teachers import taught_by
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -43,7 +43,6 @@ ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"), "output_pro
 PAIRS = ("DPOLoss", "RSOLoss")  # torchtune/rlhf/loss/dpo.py, of the same log-probabilities
 OBJECTIVES = ("PPO", "GRPO", "KL", "JS", "SimPO", "Reward")  # in a loss's name: no next tokens alone
 OF_TORCH = ("torch.optim.AdamW", "torch.optim.Adam")
-OF_PAIRS = "batch sizes: of each pair of answers two sequences are counted"
 CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
 KEEPS_ALL = (
     "loss in chunks: autograd keeps all chunks' logits for the backward, as is simulated; in the forward torchtune "
@@ -174,7 +173,7 @@ def _compiled(s: Settings, pairs: bool) -> dict[str, Any]:
     framework = "compiled_real_rope" if "model" in parts else "eager"
     if pairs:
         s.taken |= {"loss.beta", "loss.label_smoothing", "loss.gamma"}
-        s.notes.append(OF_PAIRS)
+        s.notes.append(OF_A_PAIR)
         return {"framework": framework, "cross_entropy": "unfused", "preference": {"loss": "dpo"}}
     return {"framework": framework, "cross_entropy": "fused" if "loss" in parts else "unfused"}
 

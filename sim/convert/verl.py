@@ -21,6 +21,7 @@ from sim.convert.verl_files import as_usual, named_config, option_of, settings_o
 from sim.convert.verl_megatron import by_megatron
 from sim.convert.verl_trained import (
     ACTOR,
+    OF_FLASH,
     OF_PPO,
     fused_loss,
     layout_of_fsdp,
@@ -140,7 +141,7 @@ def _trained(s: Settings, machine: Machine, gpus: int, megatron: bool) -> dict[s
         training = {"seq_len": length, "micro_batch_size": 1, "global_batch_size": batch}
         training |= training_of_fsdp(s, OF_PPO) | {
             "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
-            "cross_entropy": "fused",  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
+            **OF_FLASH,
         }
     training |= fused_loss(s, OF_PPO, parallelism)
     training["micro_batch_size"] = _micro_batch(s, length, batch, parallelism)

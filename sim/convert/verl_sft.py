@@ -23,6 +23,7 @@ from sim.convert.trainer_arguments.scenario import FULL_LENGTH
 from sim.convert.verl_files import as_usual, named_config, option_of, settings_of, typed_word
 from sim.convert.verl_megatron import by_megatron
 from sim.convert.verl_trained import (
+    OF_FLASH,
     OF_PPO,
     Places,
     fused_loss,
@@ -128,7 +129,7 @@ def _converted(s: Settings, machine: Machine, inherited: list[str], before: bool
     else:
         parallelism = layout_of_fsdp(s, at, gpus, "fsdp2" if before else "fsdp")
         training = {"seq_len": length, "micro_batch_size": 1, "global_batch_size": batch}
-        training |= training_of_fsdp(s, at) | {"gradient_clipping": True, **(_before(s) if before else _loss())}
+        training |= training_of_fsdp(s, at) | {"gradient_clipping": True, **(_before(s) if before else OF_FLASH)}
     if not before:
         training |= fused_loss(s, at, parallelism)
     training["micro_batch_size"] = _micro_batch(s, length, batch, parallelism, before)
@@ -154,10 +155,6 @@ def _model(s: Settings, before: bool) -> str:
     if (named := s.take(key)) is None:
         raise InputError(f"{s.file}: {key}: is required and missing; or give --model")
     return named_model(s.file, s.place(key), str(named), s.notes)
-
-
-def _loss() -> dict[str, str]:
-    return {"cross_entropy": "fused"}  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
 
 
 def _before(s: Settings) -> dict[str, Any]:

@@ -26,6 +26,10 @@ PACKS = (
 )
 
 
+# Log-probabilities by FlashAttention's loss (utils/torch_functional.py).
+OF_FLASH = {"cross_entropy": "fused"}
+
+
 class Places(NamedTuple):
     """Where a config has its settings: `engine` the keys that name who trains, the others sections or keys."""
 

@@ -16,7 +16,7 @@ from sim.convert.megatron.attention import MASKLESS
 from sim.convert.megatron.scenario import LISTED, convert_megatron
 from sim.convert.named_models import BY_NAME, known_by_name, named_model, with_prediction
 from sim.convert.scripts.command_line import SWITCHES, flags_of, words_of
-from sim.convert.settings import Converted, Machine
+from sim.convert.settings import OF_A_PAIR, Converted, Machine
 from sim.convert.trainer_arguments.adapters import TARGETS
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source, show
@@ -88,7 +88,6 @@ SMALL = (
     "ref-model",
     "mcore-ref-model",
 )
-OF_PAIRS = "batch sizes: of each pair of answers two sequences are counted"
 IN_MEGATRON = "-mcore"  # how its examples end a folder of weights that were turned into Megatron's, until release 4
 
 
@@ -131,7 +130,7 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
         for key in ("micro_batch_size", "global_batch_size"):
             result.scenario["training"][key] *= 2
         result.scenario["training"]["preference"] = {"loss": "dpo"}
-        notes.append(OF_PAIRS)
+        notes.append(OF_A_PAIR)
     packed = ["packing: a sequence is simulated as one text; training.packing describes several shorter ones"]
     return replace(result, notes=(*notes, *result.notes, *(packed if packs else ())))
 

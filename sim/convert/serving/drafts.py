@@ -41,7 +41,9 @@ def drafts_of(s: Settings, product: str, served: str) -> dict[str, Any] | None:
             s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}
         )
     if method == "ngram" and config:  # vLLM; of SGLang's trees no flag says the steps
-        s.notes.append("inference.speculative.lookup: no flag says how often the text holds a draft; always is taken")
+        s.notes.append(
+            "inference.speculative.lookup: no flag says how often the text holds a draft; 1 (always) is taken"
+        )
         return {"tokens": drafted.whole("tokens"), "lookup": 1.0}
     if method in (*FROM_TEXT, MEDUSA):
         why = "" if method == MEDUSA else ", without a model,"

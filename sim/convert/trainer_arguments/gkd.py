@@ -35,8 +35,8 @@ WITHOUT_EFFECT = (
     *("beta", "temperature", "max_new_tokens", "max_completion_length", "teacher_model_type", "teacher_deepspeed"),
     *("teacher_model_revision", "disable_dropout", "max_prompt_length", "use_vllm", "vllm_mode"),
 )
-ALL_LOGITS = "distillation: all logits of both models are simulated at once, which Liger's loss computes in parts"
-SECOND_LOSS = "distillation: the next tokens' own loss is simulated, too, which GKD computes with sft_alpha alone"
+ALL_LOGITS = "distillation: both models' logits are simulated whole; Liger's loss computes them in parts"
+SECOND_LOSS = "distillation: the loss of next tokens is simulated, too; GKD computes it only with sft_alpha"
 
 
 def convert_gkd(file: Path, data: Mapping[str, Any], machine: Machine, seq_len: int | None) -> Converted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.convert.settings import Settings
+from sim.convert.settings import OF_A_PAIR, Settings
 from sim.convert.trainer_arguments.objectives import (
     KEYS,
     OF_CPO,
@@ -78,7 +78,7 @@ def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], la
     else:
         for key in ("micro_batch_size", "global_batch_size"):
             training[key] *= 2
-        s.notes.append("batch sizes: of each pair of answers two sequences are counted")
+        s.notes.append(OF_A_PAIR)
     training.pop("cross_entropy", None)  # Liger's is for next tokens
     training["preference"] = {"loss": loss, **_reference(s, loss)}
     if s.flag("disable_dropout", default=True) and "lora" in training:  # adapters' own, too

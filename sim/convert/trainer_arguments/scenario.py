@@ -76,8 +76,8 @@ PAGED = (
     "allocator, and what does not fit goes to the host (bitsandbytes, optim/optimizer.py: get_state_buffer)"
 )
 LOGGED_NORM = (
-    "max_grad_norm: 0 does not save the norm, which Transformers' Trainer logs since release 5.3: it is taken, and "
-    "gradients are scaled by one; for earlier releases set training.gradient_clipping=false"
+    "max_grad_norm: 0 does not save the norm: since release 5.3 Transformers' Trainer computes it for its log, and "
+    "scales all gradients by one; for earlier releases set training.gradient_clipping=false"
 )
 REENTRANT_COMPILED = (
     "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"

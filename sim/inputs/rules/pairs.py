@@ -42,7 +42,10 @@ def whole_pairs(s: Pairs) -> tuple[KeyPath, str] | None:
         why = "a loss over pairs needs whole sequences on a rank: cp 1"
         return ("parallelism", "cp"), f"found {s.cp}; {why}"
     if s.pp > 1 and t.reads_others:
-        return ("parallelism", "pp"), f"found {s.pp}; a loss kto, whose models read other answers, too, needs pp 1"
+        return (
+            "parallelism",
+            "pp",
+        ), f"found {s.pp}; loss kto, which also reads answers that it does not learn from, needs pp 1"
     if s.pp > 1 and t.runs_reference:
         why = f"a reference (training.preference.reference {t.reference}) is simulated without pipeline stages"
         return ("parallelism", "pp"), f"found {s.pp}; {why}: pp 1, or reference precomputed or none"

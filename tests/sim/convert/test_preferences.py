@@ -77,7 +77,7 @@ def test_pairs_are_converted(
     assert t.micro_batch_size == size
     assert t.global_batch_size % (8 * size) == 0
     assert data["training"].get("cross_entropy") == ("tiled" if loss else None)
-    assert ("of each pair of answers two sequences are counted" in notes) == (size == 4)
+    assert ("each pair of answers counts as two sequences" in notes) == (size == 4)
     assert "not expressed" not in notes
 
 

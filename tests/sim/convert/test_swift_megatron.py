@@ -157,7 +157,7 @@ def test_pairs_of_answers_are_two_sequences_each(tmp_path: Path) -> None:
     assert data["training"]["preference"] == {"loss": "dpo"}
     for key in ("micro_batch_size", "global_batch_size"):
         assert data["training"][key] == 2 * before["training"][key]
-    assert "two sequences are counted" in said
+    assert "each pair of answers counts as two sequences" in said
     assert "not expressed" not in said
     parse_scenario(data)
     whole = DENSE.replace("megatron sft", "megatron rlhf --rlhf_type dpo")

@@ -202,7 +202,7 @@ def test_small_kernels_are_counted() -> None:
         ({"training": {"preference": {"loss": "kto", "reference": "none"}}}, "a loss kto compares with a reference"),
         (
             {"training": {"preference": {"loss": "kto", "reference": "precomputed"}}, "parallelism": {"pp": 2}},
-            "parallelism.pp: found 2; a loss kto, whose models read other answers, too, needs pp 1",
+            "parallelism.pp: found 2; loss kto, which also reads answers that it does not learn from, needs pp 1",
         ),
         (
             {"parallelism": {"dp": 2, "zero": 3, "reshard_after_forward": False}},
