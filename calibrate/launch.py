@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from calibrate.rank_messages import FOLDER, Listener, words_file
 
@@ -91,10 +91,30 @@ def need_torch() -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
-def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
+class Process(Protocol):
+    """What is asked of a rank's process: a part of `subprocess.Popen`."""
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
+    with log.open("wb") as err:
+        return subprocess.Popen(command, env=environment, stderr=err, stdin=subprocess.DEVNULL)
+
+
+def run_ranks(
+    command: Sequence[str],
+    ranks: int,
+    timeout_s: float | None = None,
+    start: Callable[[Sequence[str], Mapping[str, str], Path], Process] = _start,
+) -> None:
     """Run `command` once for each rank and wait for all, printing what ranks pass to `calibrate.rank_messages.say`.
 
-    If a rank fails, the others are ended within seconds. An interrupt ends all ranks.
+    If a rank fails, the others are ended within seconds. An interrupt ends all ranks. `start` makes a process of the
+    command, an environment and the file for standard error.
 
     Raises:
         RankError: names the rank that failed and the end of its standard error.
@@ -102,27 +122,24 @@ def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None
     need_torch()
     with tempfile.TemporaryDirectory(prefix="stepsim-") as folder:
         logs = [Path(folder) / f"rank{r}.err" for r in range(ranks)]
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Process] = []
         try:
             for r, log in enumerate(logs):
-                with log.open("wb") as err:
-                    env = rank_environment(r, ranks, folder)
-                    processes.append(subprocess.Popen(command, env=env, stderr=err, stdin=subprocess.DEVNULL))
+                processes.append(start(command, rank_environment(r, ranks, folder), log))
             _watch(processes, logs, timeout_s, Listener([words_file(folder, r) for r in range(ranks)]))
         finally:
             _end(processes)
 
 
 def _watch(
-    processes: list[subprocess.Popen[bytes]], logs: list[Path], timeout_s: float | None, listener: Listener
+    processes: Sequence[Process], logs: list[Path], timeout_s: float | None, listener: Listener
 ) -> None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         codes = [p.poll() for p in processes]
         listener.pass_on()  # after the poll, so that the last lines of an ended rank are printed
-        failed = [r for r, c in enumerate(codes) if c not in (None, 0)]
-        if failed:
-            _fail(failed, processes, logs)
+        if any(codes):
+            _fail(processes, logs)
         if all(c == 0 for c in codes):
             return
         if deadline is not None and time.monotonic() > deadline:
@@ -131,14 +148,13 @@ def _watch(
         time.sleep(0.05)
 
 
-def _fail(failed: list[int], processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> NoReturn:
+def _fail(processes: Sequence[Process], logs: list[Path]) -> NoReturn:
     """Report the rank that failed first: a killed rank rather than those that lost their connection to it."""
     time.sleep(0.2)  # several ranks may fail at once; this finds the one that caused it
-    failed = [r for r, p in enumerate(processes) if p.poll() not in (None, 0)] or failed
-    rank = min(failed, key=lambda r: (processes[r].returncode not in (1, 2), processes[r].returncode > 0, r))
-    killed = [r for r in failed if processes[r].returncode < 0]
-    rank = killed[0] if killed else rank
-    code = processes[rank].returncode
+    codes = {r: code for r, p in enumerate(processes) if (code := p.poll())}
+    killed = [r for r, code in codes.items() if code < 0]
+    rank = killed[0] if killed else min(codes, key=lambda r: (codes[r] not in (1, 2), r))
+    code = codes[rank]
     tail = logs[rank].read_text(errors="replace")[-TAIL_CHARACTERS:].strip()
     if code == 2:
         raise RankError(tail, 2)
@@ -148,7 +164,7 @@ def _fail(failed: list[int], processes: list[subprocess.Popen[bytes]], logs: lis
     )
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[Process]) -> None:
     """End the processes that still run: terminate them, then kill those that remain."""
     for p in processes:
         if p.poll() is None:

@@ -29,7 +29,7 @@ def prove(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any],
     """Runs the proofs of many cases on one set of ranks."""
 
     def run(cases: dict[str, Any], ranks: int) -> dict[str, Any]:
-        return on_ranks("worker.py", cases, tmp_path_factory.mktemp("prove"), ranks, "prove")
+        return on_ranks("worker", cases, tmp_path_factory.mktemp("prove"), ranks, "prove")
 
     return run
 

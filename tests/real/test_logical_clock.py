@@ -33,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         for ranks, cases in CASES.items()
         for name, slow in cases
     }
-    return on_ranks("clock_worker.py", given, tmp_path_factory.mktemp("clock"), max(CASES))
+    return on_ranks("clock_worker", given, tmp_path_factory.mktemp("clock"), max(CASES))
 
 
 def _simulated(name: str, ranks: int, slow: int | None) -> float:

@@ -33,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("fp16")
     cases = {name: {"scenario": _fp16(p), "scale": 1024.0} for name, p in LAYOUTS.items()}
     cases |= {f"overflow, {name}": {"scenario": _fp16(p), "scale": 2.0**26} for name, p in LAYOUTS.items()}
-    return on_ranks("fp16_worker.py", cases, folder, 2)
+    return on_ranks("fp16_worker", cases, folder, 2)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

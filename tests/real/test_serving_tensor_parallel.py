@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return on_ranks("serving_worker.py", CASES, tmp_path_factory.mktemp("serving"), 2)
+    return on_ranks("serving_worker", CASES, tmp_path_factory.mktemp("serving"), 2)
 
 
 @pytest.mark.parametrize("name", ["llama", "experts", "gpt"])

@@ -39,7 +39,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return on_ranks("torch_worker.py", CASES, tmp_path_factory.mktemp("torch"), 2)
+    return on_ranks("torch_worker", CASES, tmp_path_factory.mktemp("torch"), 2)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -53,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for what, group in (("memory", MEMORY | SENT), ("three steps", STEPS), ("references", REFERENCES))
         for name, scenario in group.items()
     }
-    return on_ranks("zero_worker.py", cases, folder, 2)
+    return on_ranks("zero_worker", cases, folder, 2)
 
 
 @pytest.mark.parametrize(("zero", "table"), [(0, (4, 4, 8)), (1, (4, 4, 4)), (2, (4, 2, 4)), (3, (2, 2, 4))])
