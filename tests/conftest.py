@@ -1,4 +1,10 @@
-"""What every test relies on."""
+"""What every test relies on, and which lane it runs in.
+
+`pytest` runs the quick lane, `pytest -m "slow or not slow"` all tests. A test is slow because of what it must do: start
+processes, ranks or a browser; run torch; go through all that is shipped; or draw many random programs. So all tests in
+`SLOW` folders are slow but for the module `test_quick.py` of each, which does such a thing once; elsewhere
+`@pytest.mark.slow` marks them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+SLOW = [Path(__file__).with_name(name) for name in ("browser", "fuzz", "real")]
+SLOW.append(Path(__file__).parent / "calibrate" / "capture")
 GATE, ROOM = Path(__file__), Path(__file__).with_name("__init__.py")  # locks between workers; nobody writes them
 
 # The same examples each time, so that a change fails by its own fault; `--hypothesis-profile=default` draws new ones.
@@ -30,25 +38,39 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The quick lane imports no module of slow tests: that takes as long as many tests."""
+    quick = config.option.markexpr == "not slow"
+    return True if quick and collection_path.suffix == ".py" and _in_slow_folder(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real runs come last: while one runs, no other worker has anything to do."""
-    items.sort(key=_is_real)
+    """Timed tests come last: while one runs, no other worker has anything to do."""
+    for item in items:
+        if _in_slow_folder(item.path):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=_is_timed)
+
+
+def _in_slow_folder(path: Path) -> bool:
+    return path.name != "test_quick.py" and any(folder in path.parents for folder in SLOW)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """With several workers (`-n 2`), real runs have the machine to themselves, fixtures included: they are timed.
+    """With several workers (`-n 2`), a timed test has the machine to itself, fixtures included.
 
     A command that ran in this process has frozen all that lives, as for the process's end (`one_command`). Simulations
     after it would search for garbage each time.
     """
     gc.unfreeze()
-    with _turn(alone=_is_real(item)):
+    with _turn(alone=_is_timed(item)):
         return (yield)
 
 
-def _is_real(item: pytest.Item) -> bool:
-    return item.get_closest_marker("real") is not None
+def _is_timed(item: pytest.Item) -> bool:
+    return item.get_closest_marker("timed") is not None
 
 
 @contextmanager

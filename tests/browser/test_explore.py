@@ -97,21 +97,6 @@ def choose(page: Any, name: str, option: str) -> None:
     }}""")
 
 
-def test_a_choice_redraws_its_panel_and_its_link_restores_it(page: Any, server: str, tmp_path: Path) -> None:
-    visit(page, server)
-    assert "equally fast" in page.evaluate(f"{MODEL}('verdict').text")
-    page.get_by_label("Schedule").nth(1).select_option("zb_v")
-    page.wait_for_function(f"{MODEL}('verdict').text.includes('<b>B</b>: ')")
-    page.wait_for_function("location.search.includes('b.parallelism.schedule=zb_v')")
-    expected = simulate(load_scenario(ROOT / SCENARIO, [*SMALLER, "parallelism.schedule=zb_v"])).step_time_s
-    assert f"B {seconds(expected)}" in page.evaluate(f"{MODEL}('verdict').text")
-    visit(page, page.url)
-    assert page.evaluate(f"{MODEL}('b.parallelism.schedule').value") == "zb_v"
-    assert page.evaluate(f"{MODEL}('a.parallelism.schedule').value") == "1f1b"
-    page.screenshot(path=tmp_path / "explore.png", full_page=True)
-    assert (tmp_path / "explore.png").stat().st_size > 80_000
-
-
 def test_degrees_follow_each_other_so_that_gpus_stay(page: Any, server: str) -> None:
     visit(page, server)
     choose(page, "b.parallelism.tp", "2")

@@ -11,7 +11,6 @@ import synthetic
 
 from sim.views.palette import KINDS
 from sim.views.timeline_page import timeline_page
-from tests.modules import run_module
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -275,15 +274,3 @@ def test_hovering_over_the_picture_names_a_span(open_page: Any) -> None:
     text = shadow_text(page, ".tip")
     assert "rank 0, compute" in text
     assert "more here: zoom in" in text
-
-
-def test_page_of_the_command(open_page: Any, tmp_path: Path) -> None:
-    made = tmp_path / "run.html"
-    ran = run_module("sim.run", "scenarios/1f1b_pp8.yaml", "--html", made)
-    assert ran.returncode == 0, ran.stderr
-    page = open_page(made.read_text("utf-8"))
-    tracks = {row[0] for row in page.evaluate("stepsim.data.rows")}
-    assert len(tracks) == 8
-    assert page.locator("#ranks .rankbar").count() == 8
-    assert page.evaluate(f"{MODEL}('exact:F').data_source.data.start.length") > 0
-    assert page.evaluate(f"{MODEL}('memory:total').data_source.data.time.length") > 2

@@ -51,7 +51,7 @@ def test_cuda_where_there_is_none_ends_with_2() -> None:
     assert "--device: cuda is not available on this machine; allowed: cpu" in err
 
 
-@pytest.mark.real
+@pytest.mark.slow
 def test_a_profile_of_this_machine_prices_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     groups = ("launch", "optimizer", "memory")
@@ -108,7 +108,7 @@ def wait_until(condition, timeout_s: float = HANGS_AFTER_S) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.real
+@pytest.mark.slow
 def test_killed_at_any_moment_it_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     file, partial = tmp_path / "p.json", tmp_path / "p.json.partial"
     arguments = ("--device", "cpu", "--quick", "--only", "optimizer", "--out", str(file))
@@ -133,7 +133,7 @@ def test_killed_at_any_moment_it_leaves_whole_files_and_goes_on(tmp_path: Path) 
     assert all(name.startswith(".p.json.partial.") for name in left)
 
 
-@pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core forms no group")
 def test_ranks_die_with_a_killed_parent_and_their_results_stay(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_gpu_is_measured(tmp_path: Path) -> None:
     assert {"attention_forward", "attention_backward"} <= {t.op for t in profile.points}
 
 
-@pytest.mark.real
+@pytest.mark.slow
 def test_a_profile_says_how_busy_others_were(tmp_path: Path) -> None:
     """A stranger who keeps a core busy shows, the measurement's own work does not count."""
     from calibrate.machine_load import Others, machine_busy_s

@@ -30,7 +30,7 @@ def test_a_slowdown_below_1_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err.count("warning: core_sharing_slowdown: measured 0.90, set to 1") == 1
 
 
-@pytest.mark.real
+@pytest.mark.slow
 def test_pairs_and_all_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_cores, "available_cores", lambda: 2)
     wanted = ["sharing compute", "sharing send_recv 2 4096", "sharing all_reduce 4 65536"]

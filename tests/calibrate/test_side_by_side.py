@@ -134,7 +134,7 @@ def test_where_ligers_kernels_cannot_run_the_reason_is_said(capsys: pytest.Captu
     assert capsys.readouterr().err == "liger-kernel: skipped, its kernels need a CUDA GPU\n"
 
 
-@pytest.mark.real
+@pytest.mark.slow
 def test_eager_and_compiled_are_measured_both_ways() -> None:
     records = fused._chain(Bench("cpu", True, 0.05), "elu", "fp32", 1 << 16)
     assert [r.op for r in records if isinstance(r, Point)] == [

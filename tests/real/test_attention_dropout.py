@@ -11,8 +11,6 @@ from torch import Tensor
 from calibrate.bundled_model import attention_dropout
 from calibrate.bundled_model.attention_dropout import Dropped, DroppedAttention, Piece
 
-pytestmark = pytest.mark.real
-
 B, HEADS, KV, S, D = 2, 4, 2, 40, 8
 
 

@@ -63,7 +63,7 @@ def taught(mode: str) -> tuple[float, float]:
     return measured, simulated
 
 
-@pytest.mark.real
+@pytest.mark.timed
 @pytest.mark.parametrize("mode", ["logits", "sequence"])
 def test_a_real_step_takes_what_is_simulated(mode: str, one_rank: None) -> None:
     agree_within_a_quarter(lambda: taught(mode))

@@ -9,8 +9,6 @@ import pytest
 
 from tests.real.conftest import small
 
-pytestmark = pytest.mark.real
-
 LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
 MOE = {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}
 BUCKET = {"bucket_bytes": 20_000}

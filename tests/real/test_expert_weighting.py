@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -11,8 +10,6 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Shard, dims
 from sim.models.layers import layer_specs
 from sim.models.operators import Operator
-
-pytestmark = pytest.mark.real
 
 ROWS, HIDDEN, FFN = 512, 256, 1024
 

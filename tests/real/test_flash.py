@@ -14,8 +14,6 @@ from calibrate.flash import (  # noqa: E402
     unfused_accesses,
 )
 
-pytestmark = pytest.mark.real
-
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 64), (16, 128), (100, 7), (1000, 1000)])

@@ -92,7 +92,7 @@ def seconds(name: str) -> tuple[float, float]:
 
 
 @needs
-@pytest.mark.real
+@pytest.mark.timed
 @pytest.mark.parametrize("name", ["sft_full", "sft_lora"])
 def test_a_step_takes_what_is_simulated(name: str, one_rank: None) -> None:
     agree_within_a_quarter(lambda: seconds(name))

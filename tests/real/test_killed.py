@@ -17,7 +17,6 @@ from sim.prices.profiles import load_profile
 from tests.processes import CODES, HANGS_AFTER_S, Marked, start, wait_until
 
 pytestmark = [
-    pytest.mark.real,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core forms no group"),
 ]

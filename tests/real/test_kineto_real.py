@@ -15,8 +15,6 @@ from sim.traces.matching import join
 from sim.traces.replay import rank_times, replay
 from tests.processes import HANGS_AFTER_S
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

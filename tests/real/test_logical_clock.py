@@ -14,8 +14,6 @@ from sim.schedules import FORMS
 from sim.simulation import simulate
 from tests.real.ranks import on_ranks
 
-pytestmark = pytest.mark.real
-
 SECONDS = {"forward": 1.0, "backward": 2.1, "input_grad": 1.1, "weight_grad": 0.9, "message": 1e-5}
 WITHIN = 1e-4  # of a step: some tens of messages in a row; another order is off by a good part of an action
 SLOWED = [("1f1b", 1), ("gpipe", 0), ("zb_v", 2), ("dualpipe", 3), ("interleaved_1f1b", 1)]

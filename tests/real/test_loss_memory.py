@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from calibrate.timings.fused import peak_bytes
 
-pytestmark = pytest.mark.real
-
 TOKENS, VOCAB = 256, 4096
 
 

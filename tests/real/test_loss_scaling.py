@@ -12,8 +12,6 @@ from calibrate.parallel.loss_scale import GROWTH_STEPS, LossScale, square_sum
 from tests.real.conftest import small
 from tests.real.ranks import on_ranks
 
-pytestmark = pytest.mark.real
-
 LAYOUTS = {
     "dp": {"dp": 2, "bucket_bytes": 50_000},
     "zero 2": {"dp": 2, "zero": 2, "bucket_bytes": 50_000},

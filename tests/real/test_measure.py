@@ -20,8 +20,6 @@ from tests.real.conftest import WORKER, small
 
 MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,6 +31,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.timed
 def test_measure_then_compare(scenario: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Within a factor of two where the machine was quiet (a busy one has longer steps); memory within 5 %."""
     out = tmp_path / "measured.json"

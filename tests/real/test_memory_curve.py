@@ -11,8 +11,6 @@ from sim.inputs.scenario import load_scenario  # noqa: E402
 from sim.inputs.shipped import scenarios_folder  # noqa: E402
 from sim.models.parameters import count_parameters  # noqa: E402
 
-pytestmark = pytest.mark.real
-
 
 def test_four_steps_recorded_and_simulated() -> None:
     scenario = load_scenario(scenarios_folder() / SCENARIO)

@@ -17,8 +17,6 @@ from sim.models.layer import layer_block
 from sim.models.output.head import head_block
 from tests.sim.cases import llama_like
 
-pytestmark = pytest.mark.real
-
 GPT = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1000, "positions": "learned"}
 LLAMA = llama_like(layers=2, hidden=256, heads=8, kv_heads=2, ffn=704, vocab=1000)
 MLA = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}

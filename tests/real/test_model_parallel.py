@@ -11,8 +11,6 @@ from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.real.conftest import ROOT, small
 
-pytestmark = pytest.mark.real
-
 LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
 ONE_KEY_HEAD = LLAMA | {"kv_heads": 1, "bias": True}
 MOE = {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}

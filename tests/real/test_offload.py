@@ -10,8 +10,6 @@ from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.real.conftest import small
 
-pytestmark = pytest.mark.real
-
 LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
 
 

@@ -27,8 +27,6 @@ from calibrate.real_steps.profile_from_steps import (
 from calibrate.real_steps.timed_rounds import Calibration, Log, Step, good_rounds
 from sim.inputs.parallelism import Parallelism
 
-pytestmark = pytest.mark.real
-
 
 def _log(*rounds: tuple[float, float, float, float]) -> Log:
     """Rounds of (first step's seconds, second's, foreign cores in the steps, in the calibration)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from calibrate.measure import main as measure
@@ -13,8 +12,6 @@ from sim.studies.measured import own_profile
 from sim.studies.regression import BY_BENCHMARKS, errors_of, live_errors
 from tests.processes import exit_code
 from tests.real.conftest import small
-
-pytestmark = pytest.mark.real
 
 
 def test_live(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
 
-pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
 
 

@@ -11,8 +11,6 @@ transformers = pytest.importorskip("transformers", minversion="5.0", reason="tra
 
 from tests.real.saved_by_transformers import CASES, FILE, measured  # noqa: E402
 
-pytestmark = pytest.mark.real
-
 
 @pytest.mark.parametrize("family", CASES)
 def test_layers_keep_what_the_table_says(family: str) -> None:

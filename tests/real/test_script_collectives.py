@@ -15,8 +15,6 @@ import pytest
 from sim.inputs.script_program import What, read_rank_program
 from tests.processes import HANGS_AFTER_S
 
-pytestmark = pytest.mark.real
-
 WORKER = Path(__file__).with_name("counting_worker.py")
 SCRIPT = """
 import torch, torch.nn as nn, torch.distributed as dist

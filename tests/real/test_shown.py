@@ -10,8 +10,6 @@ from calibrate import collectives  # noqa: E402
 from calibrate.shown import W, X, on_ranks  # noqa: E402
 from calibrate.timings.timing import Bench  # noqa: E402
 
-pytestmark = pytest.mark.real
-
 
 def test_collectives_on_three_ranks() -> None:
     found = dict(on_ranks(3, "collectives"))

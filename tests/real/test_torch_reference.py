@@ -12,8 +12,6 @@ from sim.inputs.scenario import parse_scenario
 from tests.real.conftest import small
 from tests.real.ranks import on_ranks
 
-pytestmark = pytest.mark.real
-
 LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
 
 

@@ -16,7 +16,6 @@ from sim.inputs.script_program import read_rank_program
 from tests.processes import HANGS_AFTER_S
 from tests.real.test_script_collectives import really
 
-pytestmark = pytest.mark.real
 STORED = Path(__file__).parents[2] / "scenarios" / "captured" / "trl_sft.rank0.json.gz"
 WRAPPED = """
 import runpy, sys

@@ -13,8 +13,6 @@ from sim.simulation import simulate
 from tests.real.conftest import small
 from tests.real.ranks import on_ranks
 
-pytestmark = pytest.mark.real
-
 SIZE: dict[str, Any] = {"layers": 10, "hidden": 128, "vocab": 512, "dropout": 0.0}
 BUCKET = 200_000
 

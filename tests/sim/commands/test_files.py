@@ -54,6 +54,7 @@ def test_a_full_disk_is_one_message_and_leaves_what_was_there(
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace", "--topology", "--chakra"])
 def test_commands_say_what_could_not_be_written(option: str, tmp_path: Path) -> None:
     """A real limit: no file of this process may grow beyond 500 bytes. With -B this cuts no module's bytecode off."""

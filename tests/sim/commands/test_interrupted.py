@@ -14,6 +14,8 @@ from sim.commands.search import main as search
 from sim.commands.sweep import main as sweep
 from tests.processes import invoked
 
+pytestmark = pytest.mark.slow
+
 SERVED = """
 version: 1
 model: {layers: 4, hidden: 256, heads: 4, vocab: 512}

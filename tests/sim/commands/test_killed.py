@@ -16,7 +16,7 @@ import pytest
 from tests.processes import ALL_SIGNALS, CODES, HANGS_AFTER_S, ROOT, start, wait_until
 from tests.sim.search.test_search_dask import cluster
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"), pytest.mark.slow]
 SEARCH = (
     "sim.search",
     "scenarios/search_llama3_8b.yaml",

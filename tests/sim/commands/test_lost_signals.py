@@ -9,6 +9,8 @@ import pytest
 
 from tests.processes import HANGS_AFTER_S
 
+pytestmark = pytest.mark.slow
+
 DROPPED = """
 import os, signal, time
 from sim.commands import command

@@ -49,6 +49,7 @@ def test_commands_that_need_no_torch_to_say_what_they_do() -> None:
     assert set(CALIBRATE) == {"run", "measure", "serving", "engine", "capture", "topology", "fit"}
 
 
+@pytest.mark.slow
 def test_shipped_scenarios_go_by_name_beside_another_sim(tmp_path: Path) -> None:
     (tmp_path / "sim").mkdir()
     (tmp_path / "sim" / "__init__.py").write_text("raise SystemExit('the wrong sim')")
@@ -59,6 +60,7 @@ def test_shipped_scenarios_go_by_name_beside_another_sim(tmp_path: Path) -> None
     assert found["scenario"]["name"] == "tp8_sp"
 
 
+@pytest.mark.slow
 def test_other_processes_find_the_program_too(tmp_path: Path) -> None:
     (tmp_path / "sim").mkdir()
     (tmp_path / "sim" / "__init__.py").write_text("raise SystemExit('the wrong sim')")
@@ -206,6 +208,7 @@ def test_completion_knows_commands_and_scenarios() -> None:
     assert "plain,zb_h1_pp8" in complete("stepsim run zb_h", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
 def test_output_in_any_encoding(encoding: str) -> None:
     said = stepsim("run", "tp8", PYTHONIOENCODING=encoding).stdout
@@ -257,6 +260,7 @@ def test_require_fit() -> None:
     stepsim("run", "serve_batch1", "--set", "cluster.gpu.memory_bytes=8GiB", "--json", "-", "--require-fit", code=1)
 
 
+@pytest.mark.slow
 def test_search_in_a_pipe_is_whole() -> None:
     words = ("search", "search_llama3_8b", "--only", "tp=4", "--only", "schedule=interleaved_1f1b", "--workers", "1")
     said = stepsim(*words, COLUMNS="").stdout

@@ -234,6 +234,7 @@ def test_other_processes_find_the_same_to_the_last_bit() -> None:
     assert one == two
 
 
+@pytest.mark.slow
 def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask.distributed is not installed")
     changes = [

@@ -21,6 +21,8 @@ from sim.commands.search_tables import progress
 from tests.modules import run_module
 from tests.processes import HANGS_AFTER_S, ROOT, start, wait_until
 
+pytestmark = pytest.mark.slow
+
 RUN = ("sim.run", "scenarios/1f1b_pp8.yaml")
 COMPARE = ("sim.compare", "scenarios/cpu/tp2.yaml", "scenarios/measured/tp2.json")
 SEARCH = (

@@ -52,6 +52,7 @@ def simulated(scenario: Scenario) -> tuple[float, float]:
     return found.step_time_s, found.peak_memory_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "trainer", "text"), WRITTEN, ids=[f"{n} {t}" for n, t, _ in WRITTEN])
 def test_shipped_scenarios_that_come_back_take_the_same_time_and_memory(
     tmp_path: Path, name: str, trainer: str, text: str

@@ -75,6 +75,7 @@ def run(scenario: Scenario, **how: Any) -> Simulation:
         raise
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(crowded())
 def test_folded_and_rank_by_rank_are_equal_to_the_last_bit(scenario: Scenario) -> None:

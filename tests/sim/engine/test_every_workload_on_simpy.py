@@ -58,6 +58,7 @@ def ran(scenario: Scenario, engine: Engine) -> tuple[str, list[float]]:
     return served.result["engine"]["path"], times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_simpy_gives_what_the_passes_give(name: str) -> None:
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", WORKLOADS[name])

@@ -154,6 +154,7 @@ def test_each_key_is_changed(section: str) -> None:
     assert {*CHANGES[section], *NOT_CHANGED[section]} == {*model.model_fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "training", "model"), LAYOUTS)
 def test_a_changed_key_changes_the_step_or_is_named(
     layout: dict[str, Any], training: dict[str, Any], model: dict[str, Any]

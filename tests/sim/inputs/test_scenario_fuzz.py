@@ -104,6 +104,7 @@ CHANGES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(CHANGES)
 @example({"cluster": {"<": []}})

@@ -42,6 +42,7 @@ def scenario(cluster: Any, parallelism: dict[str, Any]) -> Any:
     return scenario_with(training, parallelism, model=model, cluster=cluster, calibration="h100-sxm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_takes_what_it_takes_on_the_preset(name: str, layout: str, tmp_path: Path) -> None:

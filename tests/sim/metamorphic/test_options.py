@@ -17,6 +17,7 @@ FEW = settings(max_examples=8, deadline=None)
 SAME = 1.003  # what ends earlier may meet another message on a link that it missed before
 
 
+@pytest.mark.slow
 @FEW
 @given(scenario=scenarios())
 def test_options_cost_what_they_save_elsewhere(scenario: dict[str, Any]) -> None:
@@ -35,6 +36,7 @@ def test_options_cost_what_they_save_elsewhere(scenario: dict[str, Any]) -> None
     assert adapters["peak_memory_bytes"] < base["peak_memory_bytes"]
 
 
+@pytest.mark.slow
 @FEW
 @given(scenario=scenarios(), more=st.sampled_from([64, 128]))
 def test_a_little_more_of_a_size_takes_a_little_longer(scenario: dict[str, Any], more: int) -> None:
@@ -49,6 +51,7 @@ def test_a_little_more_of_a_size_takes_a_little_longer(scenario: dict[str, Any],
         assert 0.95 < vary(scenario, **change)["step_time_s"] / base["step_time_s"] < 1.3, change
 
 
+@pytest.mark.slow
 @FEW
 @given(scenario=scenarios())
 def test_uneven_experts_are_never_faster(scenario: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ def test_every_further_layer_takes_as_long(scenario: dict[str, Any], layers: int
     assert compute[2] - compute[1] == pytest.approx(compute[1] - compute[0], rel=0.02)
 
 
+@pytest.mark.slow
 @FEW
 @given(scenario=scenarios())
 def test_equal_layouts_written_in_other_words_are_equal(scenario: dict[str, Any]) -> None:

@@ -55,6 +55,7 @@ def test_a_framework_that_compiles_its_activation(framework: str, model: str, ex
     assert instructions(scenario) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_record_has_what_the_tool_counts() -> None:
     """In machine code that Triton makes here, for a GPU that is not here."""
     pytest.importorskip("triton")

@@ -66,6 +66,7 @@ def test_the_native_loss_joins_two_messages() -> None:
     assert sent["native"] == [4.0 * TOKENS, 8.0 * TOKENS]
 
 
+@pytest.mark.slow
 def test_torch_s_compiler_copies_the_softmax_once() -> None:
     """The compiled parts of core/fusions/fused_cross_entropy.py: buffers as large as all logits in each."""
     torch = pytest.importorskip("torch")

@@ -60,6 +60,7 @@ def date_of_torch() -> str | None:
     return "2025-12" if release < (2, 10) else "2026-11" if release < (2, 15) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "rows", "width", "shares", "accesses"),
     [

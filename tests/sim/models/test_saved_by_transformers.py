@@ -40,6 +40,7 @@ def test_saved_bytes_of_layers_with_a_state(tmp_path: Path, family: str) -> None
     compare(tmp_path, STATES["families"][family], "bf16", 0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "precision"), CASES)
 def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, precision: str) -> None:
     apart = 0.019 if family in JOINED_GATES else 0.01

@@ -61,6 +61,7 @@ def check_step(ready: Prepared) -> None:
         check(epilogue(tuple(held.values()), ready.plan, True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_shipped_scenario_has_programs_of_this_form(path: Path) -> None:
     scenario = with_balanced_stages(load_scenario(path))

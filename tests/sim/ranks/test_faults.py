@@ -169,6 +169,7 @@ KINDS_OF_RUN = (  # one shipped scenario for each way in which a workload is sim
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS_OF_RUN)
 def test_faults_that_are_off_change_no_bit_of_any_kind_of_run(name: str) -> None:
     """Every start and end, and the whole result; pools of their own and rl take no faults."""

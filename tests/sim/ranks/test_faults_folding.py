@@ -112,6 +112,7 @@ def faulty(draw: st.DrawFn) -> Scenario:
         raise
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(faulty())
 def test_folded_and_rank_by_rank_are_equal_to_the_last_bit(scenario: Scenario) -> None:

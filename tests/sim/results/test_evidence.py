@@ -56,6 +56,7 @@ SAMPLE = STEPS[::29]
 QUICK = [row for row in SERVED if row.table != "trtllm_017_throughput"]  # its rows serve thousands of requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row.row)
 def test_what_is_shipped_is_what_is_simulated_today(row: PublishedStep) -> None:
     """Where this fails: `python tools/predict_published.py`."""
@@ -66,6 +67,7 @@ def test_what_is_shipped_is_what_is_simulated_today(row: PublishedStep) -> None:
     assert row.features == features_of(s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     QUICK[::19],
@@ -100,6 +102,7 @@ def test_training_s_intervals_know_no_serving_and_serving_s_both() -> None:
     assert "(one is of serving with vLLM on hopper)" in width.why
 
 
+@pytest.mark.slow
 def test_nine_of_ten_served_quantities_lie_in_intervals_made_without_their_table() -> None:
     """As `python tools/predict_published.py --check` judges them."""
     inside, half = list[float](), list[float]()
@@ -205,6 +208,7 @@ def test_what_is_far_from_all_tables_is_named_and_few_tables_make_no_interval() 
     assert interval_factor(own, rows[:-1]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("belongs", "widest"),
     [

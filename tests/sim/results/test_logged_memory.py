@@ -26,6 +26,7 @@ def logged_gib(table: str) -> dict[str, float]:
     return {row: gib for row, gib in found.items() if gib is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "words", "layouts", "within"),
     [

@@ -360,6 +360,7 @@ TABLE = (  # of docs/rl.md, row by row
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "case"), list(enumerate(TABLE)), ids=str)
 def test_shipped_steps_are_those_of_the_documentation(row: int, case: tuple[str, ...]) -> None:
     name, *overrides = case

@@ -53,6 +53,7 @@ def key(o: Outcome) -> tuple[float, float, Layout]:
     return o.step_time_s, o.peak_memory_bytes, o.layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [0, 1])
 @pytest.mark.parametrize("share", [0.3, 0.6, 2.0])
 def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:

@@ -23,6 +23,7 @@ def test_ranks_by_themselves_with_shared_links_are_timed() -> None:
     assert row["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_large_steps_and_processes_are_timed() -> None:
     rows = cases.large(1)
     assert [r["what"] for r in rows[:2]] == ["16,384 GPUs, links shared", "16,384 GPUs, links to themselves"]
@@ -30,6 +31,7 @@ def test_large_steps_and_processes_are_timed() -> None:
     assert all(r["seconds"] > 0 for r in cases.processes(1))
 
 
+@pytest.mark.slow
 def test_served_requests_are_timed() -> None:
     from benchmarks.serving import WAYS, conversations, serving, serving_ways
 

@@ -55,6 +55,7 @@ def test_a_backward_that_begins_without_a_gather_waits_for_no_reduction() -> Non
     check_bounds(megatron, Layout(**layout, **rest))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_bounds_are_bounds(data: st.DataObject) -> None:
