@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-SLOW = [Path(__file__).with_name(name) for name in ("browser", "fuzz", "real")]
+SLOW = [Path(__file__).with_name(name) for name in ("browser", "docs", "fuzz", "real")]
 SLOW.append(Path(__file__).parent / "calibrate" / "capture")
 GATE, ROOM = Path(__file__), Path(__file__).with_name("__init__.py")  # locks between workers; nobody writes them
 

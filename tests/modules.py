@@ -32,7 +32,11 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = [f"sim.commands.{name}" for name in ("run", "stepsim", "search", "sweep", "diff", "compare", "validate")]
 COMMANDS += ["sim.simulation", "sim.serve.simulation", "sim.views.timeline_page", "sim.engine.on_simpy", "rich.table"]
 ON_TORCH = ["sim.simulation", "calibrate.capture.run_step", "calibrate.capture.program_out", "calibrate.measure"]
-ON_TORCH += ["torch._dynamo", "calibrate.parallel.proof"]  # the former is imported by the first optimizer
+ON_TORCH += [
+    "torch._dynamo",
+    "calibrate.parallel.proof",
+    "calibrate.capture.script.run",
+]  # the former is imported by the first optimizer
 
 
 def run_module(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,14 @@ def run(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[st
     return run_module("calibrate.capture", *words, cwd=folder)
 
 
+def run_rank(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """The process in which `run` captures a rank, alone."""
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    task = {"words": ["train.py"], "rank": 0, "ranks": [0], "world_size": 4, "gpus_per_node": 8}
+    task |= {"out": "p.rank0.json.gz", "objects": None, "balanced": False}
+    return run_module("calibrate.capture.script.rank", json.dumps(task), cwd=folder)
+
+
 UNUSED = """
 used = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
 model = nn.parallel.DistributedDataParallel(used)
@@ -44,8 +53,6 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
         (STEP + "for _ in range(3):\n    n = int((model(torch.zeros(4, 8)) > 0).sum())\n", "train.py:5: ValueError"),
         (STEP + "model(torch.zeros(4, 8)).sum().backward()\noptimizer.step()\n", "ended after 1 optimizer steps"),
         (HEAD + UNUSED, "train.py:12: RuntimeError: a parameter got no gradient"),
-        ("import os\nos._exit(0)\n", "rank 0 ended its process before its second optimizer step"),
-        (HEAD + "dist.recv_object_list([None], src=1)\n", "--ranks: rank 0 waits for an object of rank 1"),
         (
             "import torch\nx = torch.nn.Embedding(9, 4, sparse=True)\nx(torch.tensor([1])).sum().backward()\n",
             "train.py:3: NotImplementedError: sparse tensors cannot be captured; leave out sparse=True",
@@ -60,11 +67,25 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
     ],
 )
 def test_what_fails_is_one_message_with_its_line(tmp_path: Path, source: str, said: str) -> None:
-    done = run(tmp_path, source)
+    refused_without_a_file(run_rank(tmp_path, source), said, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import os\nos._exit(0)\n", "rank 0 ended its process before its second optimizer step"),
+        (HEAD + "dist.recv_object_list([None], src=1)\n", "--ranks: rank 0 waits for an object of rank 1"),
+    ],
+)
+def test_a_rank_that_gives_no_answer_is_one_message(tmp_path: Path, source: str, said: str) -> None:
+    refused_without_a_file(run(tmp_path, source), said, tmp_path)
+
+
+def refused_without_a_file(done: subprocess.CompletedProcess[str], said: str, folder: Path) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("p*"))
+    assert not list(folder.glob("p*"))
 
 
 def test_ranks_that_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -19,18 +19,16 @@ from sim.variants.recipes import recipe_of
 from tests.sim.convert.converting import converted
 from topology.presets import CLUSTERS
 
+EITHER = [(name, trainer) for name in shipped_scenarios() for trainer in TRAINERS]
 
-def emitted() -> list[tuple[str, str, str]]:
-    found = []
-    for name, path in shipped_scenarios().items():
-        for trainer in TRAINERS:
-            try:
-                scenario = scenario_for(path, trainer)
-                if scenario.cluster.name in CLUSTERS:  # one of its own has no name to convert to
-                    found.append((name, trainer, emit(scenario, trainer)))
-            except InputError:
-                continue
-    return found
+
+def written(name: str, trainer: str) -> str | None:
+    """What `--emit` writes of a shipped scenario; None if it refuses it, or if nothing can name its own cluster."""
+    try:
+        scenario = scenario_for(shipped_scenarios()[name], trainer)
+        return emit(scenario, trainer) if scenario.cluster.name in CLUSTERS else None
+    except InputError:
+        return None
 
 
 def scenario_for(path: Path, trainer: str) -> Scenario:
@@ -43,16 +41,18 @@ def scenario_for(path: Path, trainer: str) -> Scenario:
     return scenario
 
 
-WRITTEN = emitted()
-
-
+@pytest.mark.slow
 def test_several_scenarios_are_written_for_every_trainer() -> None:
-    assert {trainer for _, trainer, _ in WRITTEN} == set(TRAINERS)
+    assert {trainer for name, trainer in EITHER if written(name, trainer)} == set(TRAINERS)
 
 
-@pytest.mark.parametrize(("name", "trainer", "text"), WRITTEN, ids=[f"{n} {t}" for n, t, _ in WRITTEN])
-def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, text: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "trainer"), EITHER)
+def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str) -> None:
     """The scenario's own sections come back, but for faults and for what only its own schedule decides."""
+    text = written(name, trainer)
+    if text is None:
+        return
     before = with_balanced_stages(scenario_for(shipped_scenarios()[name], trainer))
     suffix = {"megatron": "sh", "torchtitan": "toml", "torchtitan-python": "py"}[trainer]
     ranks = str(before.parallelism.ranks)
