@@ -115,7 +115,7 @@ def test_collectives_are_those_of_real_ranks(tmp_path: Path, name: str) -> None:
     assert foreseen
     collectives, of_dtensors = really(tmp_path, script, world_size)
     assert foreseen == collectives
-    if world_size == 4:  # what `all_reduce_once` simulates (tests/sim/programs/test_traffic.py)
+    if world_size == 4:  # what `all_reduce_once` simulates (tests/closed_forms/test_traffic.py)
         reduced, sums = (sum(size * n for (k, size), n in collectives.items() if k == kind) for kind in HSDP_KINDS)
         assert sums == reduced / 2 / (3 if name == "hsdp_once" else 1)
     noted = [program.host_work[e.value] for e in program.entries if e.what is What.HOST_WORK]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_programs import GPT, LLAMA, make, saved_by_part, saved_bytes
 
 from sim.core.program import ModelPart
 from sim.inputs.scenario import parse_scenario
 from sim.models.embedding import embedding_block
 from sim.models.layer import layer_block
 from sim.models.output.head import head_block
+from tests.sim.models.model_programs import GPT, LLAMA, make, saved_by_part, saved_bytes
 
 UNFUSED = {"precision": "fp16", "attention": "unfused"}
 DROPOUT = GPT | {"dropout": 0.1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from model_programs import GPT, LLAMA, flops, make, saved_bytes
 
 import sim
 from sim.core.program import Comm, Compute, Phase
@@ -16,6 +15,7 @@ from sim.models.output.head import head_block, tied_params
 from sim.models.output.mtp import mtp_block
 from sim.models.parameters import count_parameters
 from tests.sim.cases import case
+from tests.sim.models.model_programs import GPT, LLAMA, flops, make, saved_bytes
 
 
 def total(scenario):
