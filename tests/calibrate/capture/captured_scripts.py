@@ -1,8 +1,10 @@
-"""Captures ranks of scripts in the test's own process."""
+"""Captures ranks of scripts: in the test's own process, or in a fork that has imported torch."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.script_program import RankProgram, read_rank_program
+from tests.modules import run_module
 
 Capture = Callable[[Path, int, int], RankProgram]
 
@@ -41,3 +44,11 @@ def captures_of_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
     monkeypatch.setattr(torch.optim.SGD, "step", torch.optim.SGD.step)  # a script may put its own there
     yield capture
     leave()
+
+
+def run_rank(folder: Path, source: str, world_size: int, balanced: bool = False) -> subprocess.CompletedProcess[str]:
+    """The process in which `calibrate.capture --script` captures rank 0, alone; it writes `p.rank0.json.gz`."""
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    task = {"words": ["train.py"], "rank": 0, "ranks": [0], "world_size": world_size, "gpus_per_node": 8}
+    task |= {"out": "p.rank0.json.gz", "objects": None, "balanced": balanced}
+    return run_module("calibrate.capture.script.rank", json.dumps(task), cwd=folder)

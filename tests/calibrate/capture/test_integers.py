@@ -10,7 +10,7 @@ import pytest
 
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.script_program import What, read_rank_program
-from tests.modules import run_module
+from tests.calibrate.capture.captured_scripts import run_rank
 
 pytest.importorskip("torch", reason="capturing runs torch's own code")
 
@@ -37,10 +37,8 @@ COUNTED = {  # each writes what a router chose into integers that were known
 }
 
 
-def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(HEAD + f"    {line}\n" + LOSS, encoding="utf-8")
-    words = ("--script", "train.py", "--world-size", "1", "--out", "p", *more)
-    return run_module("calibrate.capture", *words, cwd=folder)
+def run(folder: Path, line: str, balanced: bool = False) -> subprocess.CompletedProcess[str]:
+    return run_rank(folder, HEAD + f"    {line}\n" + LOSS, 1, balanced)
 
 
 def operators(folder: Path) -> tuple[CapturedOperator, ...]:
@@ -56,7 +54,7 @@ def test_what_a_router_chose_is_unknown_also_where_it_is_written_into_zeros(tmp_
 
 
 def test_experts_have_their_rows_if_choices_are_balanced(tmp_path: Path) -> None:
-    assert not run(tmp_path, COUNTED["one_hot"], "--routing", "balanced").returncode
+    assert not run(tmp_path, COUNTED["one_hot"], balanced=True).returncode
     taken = [o.outputs[0].shape for o in operators(tmp_path) if o.name == "aten.index" and o.phase == "forward"]
     assert taken == [(32, 64)]  # of 256 choices among 8 experts
     waits = Counter(e.what for e in read_rank_program(tmp_path / "p.rank0.json.gz").entries)[What.HOST_WAIT]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from sim.inputs.script_program import read_rank_program
 from sim.traces.program_in import program_recording
 from sim.traces.program_prices import ProgramPrices
+from tests.calibrate.capture.captured_scripts import run_rank
 from tests.calibrate.capture.script_parts import HEAD
 from tests.modules import run_module
 from topology.presets import CLUSTERS
@@ -23,14 +23,6 @@ def run(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[st
     (folder / "train.py").write_text(source, encoding="utf-8")
     words = ("--script", "train.py", "--world-size", "4", "--out", "p", *more)
     return run_module("calibrate.capture", *words, cwd=folder)
-
-
-def run_rank(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
-    """The process in which `run` captures a rank, alone."""
-    (folder / "train.py").write_text(source, encoding="utf-8")
-    task = {"words": ["train.py"], "rank": 0, "ranks": [0], "world_size": 4, "gpus_per_node": 8}
-    task |= {"out": "p.rank0.json.gz", "objects": None, "balanced": False}
-    return run_module("calibrate.capture.script.rank", json.dumps(task), cwd=folder)
 
 
 UNUSED = """
@@ -67,7 +59,7 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
     ],
 )
 def test_what_fails_is_one_message_with_its_line(tmp_path: Path, source: str, said: str) -> None:
-    refused_without_a_file(run_rank(tmp_path, source), said, tmp_path)
+    refused_without_a_file(run_rank(tmp_path, source, 4), said, tmp_path)
 
 
 @pytest.mark.parametrize(
