@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-SLOW = [Path(__file__).with_name(name) for name in ("browser", "docs", "fuzz", "real")]
-SLOW.append(Path(__file__).parent / "calibrate" / "capture")
+SLOW = [Path(__file__).with_name(name) for name in ("browser", "calibrate", "docs", "fuzz", "real")]
 GATE, ROOM = Path(__file__), Path(__file__).with_name("__init__.py")  # locks between workers; nobody writes them
 
 # The same examples each time, so that a change fails by its own fault; `--hypothesis-profile=default` draws new ones.
