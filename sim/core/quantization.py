@@ -27,6 +27,10 @@ MXFP4_BYTES = 0.5 + 1 / 32
 # model_executor/layers/quantization/modelopt.py, ModelOptNvFp4LinearMethod: weight_scale of input_size / group_size)
 NVFP4_BYTES = dtype_bytes("nvfp4")
 INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
+Part = Literal["attention", "mlp", "shared_experts", "experts"]
+# Parts of a layer whose matrices a checkpoint may keep in formats of their own: all of attention's or of a recurrent
+# layer's, those of a dense MLP, of shared experts, of routed experts.
+PARTS: tuple[Part, ...] = ("attention", "mlp", "shared_experts", "experts")
 
 
 class QuantizationFormat(NamedTuple):
@@ -51,6 +55,19 @@ class QuantizationFormat(NamedTuple):
         """Tell whether linear layers have weights in fp8; a checkpoint's have scales of blocks."""
         return self.matmul == "fp8"
 
+    def bytes_of(self, part: Part, group: int | None = None) -> float | None:
+        """Bytes of a weight of a part of a layer; None: of `precision`. `group`: weights that share a 16-bit scale in
+        int4_weight_only, where it is not the usual number."""
+        if part == "experts" and self.expert_bytes is not None:
+            return self.expert_bytes
+        return 0.5 + 2.0 / group if group and self.table == "int4_wo" else self.weight_bytes
+
+    def matmul_of(self, part: Part) -> str | None:
+        """The dtype that a part of a layer multiplies in where the GPU has its peak; None: 16 bits."""
+        if part == "experts" and self.expert_bytes is not None:
+            return self.expert_matmul
+        return self.matmul
+
 
 QUANTIZATIONS: Mapping[Quantization, QuantizationFormat] = {
     "none": QuantizationFormat(),
@@ -66,7 +83,6 @@ QUANTIZATIONS: Mapping[Quantization, QuantizationFormat] = {
     # layers/quantization/mxfp4.py: "W4A16 by default").
     "fp8_mxfp4_experts": QuantizationFormat(1.0, "fp8", MXFP4_BYTES, "mxfp8"),
     "nvfp4": QuantizationFormat(NVFP4_BYTES, "nvfp4"),
-    # A checkpoint whose list of modules in 16 bits has attention: NVIDIA's of DeepSeek and Kimi. Shared experts and
-    # dense MLPs, which it has in 4 bits, are taken in 16.
+    # Routed experts alone; everything else in 16 bits.
     "nvfp4_experts": QuantizationFormat(expert_bytes=NVFP4_BYTES, expert_matmul="nvfp4"),
 }

@@ -30,7 +30,8 @@ from sim.inputs.families import (
 from sim.inputs.families.dense import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
-from sim.inputs.yaml_input import MAX_BYTES, one_line
+from sim.inputs.stored_weights import stored_weights
+from sim.inputs.yaml_input import one_line
 
 FAMILIES = (
     gpt.FAMILIES
@@ -65,6 +66,8 @@ _FUNCTION = (
     "a function that makes its step can be captured as a program: python -m calibrate.capture package.module:function "
     "--out PROGRAM.json.gz"
 )
+QUANTIZATION_FILE = "hf_quant_config.json"  # of NVIDIA ModelOpt
+_MAX_BYTES = 16_000_000  # lists of the modules of many experts are long
 _THINKER = "thinker_config"  # of Qwen's models that also speak
 _DECODERS = ("text_config", "language_config", "llm_config")
 # Numbers and periods of layers, of which families make lists.
@@ -75,7 +78,6 @@ _LAYERS = (
     "no_rope_layer_interval",
     "sliding_window_pattern",
 )
-_ATTENTION = re.compile("self_attn|attention")
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
 # Classes without an output matrix over the vocabulary; ChatGLM's own code has one in a class that is called a model.
 _OTHER_END = re.compile(
@@ -110,8 +112,14 @@ class _Known(Struct):
 
 
 def model_from_config(file: Path) -> Config:
-    """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
-    return model_of_config(_read(file), str(file))
+    """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible. What the
+    config does not say about its weights' formats is taken from NVIDIA's file beside it."""
+    config, beside = _read(file), file.with_name(QUANTIZATION_FILE)
+    if beside.is_file():
+        said, given = _read(beside).get("quantization"), config.get("quantization_config")
+        if isinstance(said, dict):
+            config["quantization_config"] = {"quant_method": "modelopt"} | said | (given or {})
+    return model_of_config(config, str(file))
 
 
 def model_of_config(whole: Config, file: str) -> Config:
@@ -147,12 +155,12 @@ def model_of_config(whole: Config, file: str) -> Config:
         # A value of a wrong type, or 0, of a key that is only computed with.
         raise InputError(f"{file}: has a value that model_type {family} does not allow ({problem})") from None
     mapping = _trained_positions(config, mapping, file) | mapping
-    stored = whole.get("quantization_config")
-    mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"), "moe" in mapping)
-    mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
+    stored = stored_weights(_quantization(whole, config), mapping, config)
+    mapping |= {"checkpoint_quantization": stored.quantization, "checkpoint_modules": stored.modules}
+    mapping |= {"checkpoint_group_size": stored.group, "checkpoint_cache": stored.cache}
     predicts = not mapping.get("mtp_layers") and any(config.get(key) for key in _PREDICTION)
     parts = [*mapping.pop("left_out", ()), *(["prediction modules"] if predicts else [])]
-    left_out = [*towers, *unread, *parts, *_other_ends(whole.get("architectures"))]
+    left_out = [*towers, *stored.unread, *parts, *_other_ends(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
 
@@ -176,58 +184,14 @@ def _other_ends(architectures: Any) -> list[str]:
     return [f"end of {name} (simulated: an output matrix over the vocabulary)" for name in ends]
 
 
-def _stored_as(given: Any, expert_dtype: Any = None, experts: bool = True) -> tuple[str | None, list[str]]:
-    """Return the weights' format by the config's `quantization_config`, and what of it no format here describes.
-
-    `expert_dtype`: of routed experts, where it differs and stands beside `quantization_config` (DeepSeek V4).
-
-    Source: Transformers, utils/quantization_config.py (`QuantizationMethod`); compressed-tensors' QuantizationScheme;
-    `quant_algo` of NVIDIA ModelOpt.
-    """
-    if not isinstance(given, dict):
-        return None, []
-    method = str(given.get("quant_method"))
-    bits, activations = given.get("bits"), None
-    dtype: Any = "int"
-    groups = given.get("config_groups")
-    if method == "compressed-tensors" and isinstance(groups, dict):
-        scheme = next((group for group in groups.values() if isinstance(group, dict)), {})
-        weights = found if isinstance(found := scheme.get("weights"), dict) else {}
-        bits, dtype, activations = weights.get("num_bits"), weights.get("type"), scheme.get("input_activations")
-    stored = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4_experts"}.get(method)
-    if given.get("quant_algo") == "FP8" or (dtype, bits) == ("float", 8):
-        stored = "fp8"
-    elif given.get("quant_algo") == "NVFP4" or _in_nvfp4(given, dtype, bits, activations):
-        stored = ("nvfp4_experts" if experts else None) if _leaves_attention(given) else "nvfp4"
-    elif method == "bitsandbytes":
-        stored = "llm_int8" if given.get("load_in_8bit") else "int4_weight_only"
-    elif stored == "fp8" and given.get("expert_dtype", expert_dtype) == "fp4":
-        stored = "fp8_mxfp4_experts"
-    elif dtype == "int" and activations is None and bits in (4, 8):
-        stored = f"int{bits}_weight_only"
-    return stored, [] if stored else [f"quantization_config ({one_line(method)})"]
-
-
-def _in_nvfp4(given: Mapping[str, Any], dtype: Any, bits: Any, activations: Any) -> bool:
-    """Tell whether compressed-tensors keeps weights and inputs in 4-bit floats (its format nvfp4-pack-quantized)."""
-    return (dtype, bits) == ("float", 4) and activations is not None and "nvfp4" in str(given.get("format"))
-
-
-def _leaves_attention(given: Mapping[str, Any]) -> bool:
-    """Tell whether matrices of attention stay in 16 bits: `ignore` of compressed-tensors and of ModelOpt's configs for
-    serving, `exclude_modules` of its own."""
-    kept = given.get("ignore") or given.get("exclude_modules") or []
-    return isinstance(kept, list) and any(_ATTENTION.search(name) for name in kept if isinstance(name, str))
-
-
-def _caches_in_fp8(given: Any) -> bool:
-    """Tell whether a `quantization_config` says that keys and values are kept in fp8: `kv_cache_scheme` of
-    compressed-tensors, `kv_cache_quant_algo` of NVIDIA ModelOpt."""
-    if not isinstance(given, dict):
-        return False
-    scheme = given.get("kv_cache_scheme")
-    in_floats = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-    return in_floats or given.get("kv_cache_quant_algo") == "FP8"
+def _quantization(whole: Config, config: Config) -> Any:
+    """What says how weights are kept: of the whole config, else of the decoder's (vLLM, config/model.py,
+    `_parse_quant_hf_config`), under either name."""
+    for part in (whole, config):
+        for key in ("quantization_config", "compression_config"):
+            if (found := part.get(key)) is not None:
+                return found
+    return None
 
 
 def _towers(config: Config) -> list[str]:
@@ -313,7 +277,7 @@ def _unknown(config: Config, family: Any) -> str:
 
 
 def _read(file: Path) -> Config:
-    config = parse_json(read_text(file, MAX_BYTES), str(file), finite=False)  # Mamba's time_step_limit has Infinity
+    config = parse_json(read_text(file, _MAX_BYTES), str(file), finite=False)  # Mamba's time_step_limit has Infinity
     if not isinstance(config, dict):
         raise InputError(f"{file}: must hold a mapping (a Hugging Face config.json)")
     return config

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import StorageDtype
-from sim.core.quantization import Quantization
+from sim.core.quantization import Part, Quantization
 from sim.inputs.attention_config import (
     BlockIndexerConfig,
     CompressedAttentionConfig,
@@ -20,6 +20,9 @@ from sim.variants.model_code import MODEL_CODE
 
 Activation = Annotated[str, OneOf(ACTIVATIONS)]
 Code = Annotated[str, OneOf(MODEL_CODE)]
+Quantizations = Annotated[
+    Quantization | Annotated[tuple[Quantization, ...], Field(min_length=1, max_length=10_000)], BeforeValidator(as_tuple)
+]
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000
 
@@ -92,6 +95,21 @@ class MoeConfig(UserInput):
         return self.ffn * self.shared_experts if self.shared_ffn is None else self.shared_ffn
 
 
+class CheckpointModules(UserInput):
+    """Parts of layers that a checkpoint keeps in another format than its usual one: one format, or one for each layer,
+    repeated. `attention`: all matrices of attention or of a recurrent layer; `mlp`: of dense MLPs."""
+
+    attention: Quantizations | None = None
+    mlp: Quantizations | None = None
+    shared_experts: Quantizations | None = None
+    experts: Quantizations | None = None
+
+    def format_of(self, part: Part, layer: int) -> Quantization | None:
+        """The format of a part of layer `layer` (from 0); None: the usual one."""
+        found: Quantization | tuple[Quantization, ...] | None = getattr(self, part)
+        return found[layer % len(found)] if isinstance(found, tuple) else found
+
+
 class StateSpaceConfig(UserInput):
     """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
     delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658), LFM2's gated
@@ -122,7 +140,8 @@ class StateSpaceConfig(UserInput):
 _KNOWN = {
     *("layers", "hidden", "heads", "kv_heads", "mla", "head_dim", "ffn", "vocab", "norm", "bias", "qkv_bias"),
     *("tied_embeddings", "dropout", "positions", "max_positions", "trained_positions", "mtp_layers"),
-    *("moe", "checkpoint_quantization", "checkpoint_cache", "left_out", "program"),
+    *("moe", "checkpoint_quantization", "checkpoint_cache", "checkpoint_modules", "checkpoint_group_size"),
+    *("left_out", "unread", "program"),
 }
 _KNOWN_OF_EXPERTS = {
     *("experts", "top_k", "ffn", "shared_experts", "router_fp32", "dense_layers", "capacity_factor", "pad_to_capacity"),
@@ -299,10 +318,17 @@ class ModelConfig(UserInput):
     )
     checkpoint_cache: Literal["fp8"] | None = Field(
         default=None,
-        description="how the checkpoint keeps keys and values, which TensorRT-LLM goes by",
+        description="how the checkpoint keeps keys and values, which TensorRT-LLM and vLLM since 0.14 go by",
+    )
+    checkpoint_modules: CheckpointModules | None = None
+    checkpoint_group_size: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="weights that share a 16-bit scale in int4_weight_only; null: 128"
     )
     left_out: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
         default=(), max_length=100, description="parts of the model's config.json that are not simulated"
+    )
+    unread: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
+        default=(), max_length=10_000, description="keys of the model's config.json that nothing reads"
     )
     program: str | None = Field(default=None, description="a captured program, which takes the place of all other keys")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.core.quantization import QUANTIZATIONS
+from sim.core.quantization import QUANTIZATIONS, Part, Quantization
 from sim.inputs.engine_file import all2all_of, engine_of
 
 if TYPE_CHECKING:
@@ -17,15 +17,28 @@ if TYPE_CHECKING:
 
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)
 NARROW = ("fp8", "mxfp8", "nvfp4")
-PUBLISHED = ("fp8", "nvfp4_experts")  # checkpoints that say themselves how keys and values are kept
 
 
-def linear_format(inference: Inference, peaks: Mapping[str, float]) -> tuple[str, float]:
-    """The dtype linear layers multiply in on GPUs of these peaks, and their weights' bytes per element."""
-    form, act = QUANTIZATIONS[inference.quantization], sixteen_bit(inference.precision)
-    if form.weight_bytes is None:
+def is_published(inference: Inference, model: ModelConfig) -> bool:
+    """Tell whether weights are kept as the model's checkpoint stores them, which then decides about its parts and
+    about the cache."""
+    return inference.quantization == model.checkpoint_quantization != "none"
+
+
+def linear_format(
+    inference: Inference,
+    peaks: Mapping[str, float],
+    quantization: Quantization | None = None,
+    part: Part = "attention",
+    group: int | None = None,
+) -> tuple[str, float]:
+    """The dtype linear layers multiply in on GPUs of these peaks, and their weights' bytes per element; `quantization`:
+    of a `part` of layers that has its own, `group`: as `QuantizationFormat.bytes_of`."""
+    form, act = QUANTIZATIONS[quantization or inference.quantization], sixteen_bit(inference.precision)
+    size, matmul = form.bytes_of(part, group), form.matmul_of(part)
+    if size is None:
         return inference.precision, dtype_bytes(inference.precision)
-    return form.matmul if form.matmul and form.matmul in peaks else act, form.weight_bytes
+    return matmul if matmul and matmul in peaks else act, size
 
 
 def dispatch_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
@@ -45,10 +58,11 @@ def cache_dtype(inference: Inference, gpu: GpuSpec, model: ModelConfig) -> str:
     """
     engine = engine_of(inference.engine)
     linear, _ = linear_format(inference, gpu.peak_flops_per_s)
-    published = inference.quantization == model.checkpoint_quantization and inference.quantization in PUBLISHED
-    said = model.checkpoint_cache == "fp8" if published else linear in NARROW
+    said = is_published(inference, model) and model.checkpoint_cache == "fp8"
+    usual = linear in NARROW and not is_published(inference, model)
     selected = model.mla is not None and model.indexer is not None and gpu.kernel_architecture == "blackwell"
-    narrow = (engine.fp8_cache and said) or (engine.fp8_selected and selected)
+    narrow = (said and (engine.fp8_cache or engine.checkpoint_cache)) or (usual and engine.fp8_cache)
+    narrow |= engine.fp8_selected and selected
     narrow &= inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)
 

@@ -123,7 +123,7 @@ def absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
     tokens' queries and results absorb it (vLLM, process_weights_after_loading of its MLA layers: W_UK_T and W_UV out of
     get_and_maybe_dequant_weights; SGLang, deepseek_v2.py: w_kc and w_vc, out of a checkpoint's blocks by
     block_quant_dequant). Where it is absorbed in fp8 the keys' part alone, in fp8 (TensorRT-LLM, k_b_proj_trans)."""
-    attention = spec.attention
+    attention, d = spec.attention, spec.attention_dims(d)
     if not isinstance(attention, LatentAttention) or d.weight_bytes >= d.act_bytes:
         return 0.0
     elements = attention.matrices(d.tp)[-2].elements
@@ -134,8 +134,8 @@ def absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
 
 def routed_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
     """Weights of a stage's routed experts on one rank."""
-    own = [spec.served_elements(d).experts for spec in specs]
-    return sum([n * each for n, each in zip(stage.layers, own, strict=True)]) * d.expert_weight_bytes
+    own = [spec.served_elements(d).experts * spec.mlp_dims(d).expert_weight_bytes for spec in specs]
+    return sum([n * each for n, each in zip(stage.layers, own, strict=True)])
 
 
 def adapter_bytes(costs: IterationCosts, stage: StageLayers) -> float:

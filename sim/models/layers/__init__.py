@@ -39,6 +39,7 @@ from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
 from sim.models.norm_gate import NormGate
 from sim.models.serving.operators import (
+    LayerFormats,
     ServedElements,
     ServingDims,
     served_add_norm,
@@ -85,6 +86,15 @@ class LayerSpec(Struct, frozen=True):
     ngrams: NgramEmbedding | None = None  # added to the streams before attention
     norm_gate: NormGate | None = None  # behind the norms before attention and before experts
     inputs: LayerInputs | None = None  # of a branch behind the MLP
+    formats: LayerFormats | None = None  # of a served checkpoint, where they differ from its usual one
+
+    def attention_dims(self, d: ServingDims) -> ServingDims:
+        """A served rank's sizes with the format of attention's weights."""
+        return d if self.formats is None else d.kept_as(self.formats.attention)
+
+    def mlp_dims(self, d: ServingDims) -> ServingDims:
+        """A served rank's sizes with the formats of the weights of the MLP, or of experts."""
+        return d if self.formats is None else d.kept_as(self.formats.mlp)
 
     @property
     def norms(self) -> int:
@@ -151,8 +161,8 @@ class LayerSpec(Struct, frozen=True):
 
     def served_elements(self, d: ServingDims) -> ServedElements:
         """The layer's weights on one rank, counted as serving stores them."""
-        none = ServedElements(0, 0, 0)
-        weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(d)
+        found = ServedElements(0, 0, 0, 0) if self.mlp is None else self.mlp.served_elements(d)
+        attention, rest = 0, found.rest
         in_fp32 = 2 if self.streams.in_fp32 else 1
         rest += self.norms * self.norm_elements + self.gate_elements + in_fp32 * self.connection_parameters
         if self.inputs is not None:
@@ -161,14 +171,13 @@ class LayerSpec(Struct, frozen=True):
             rest += self.ngrams.matrix_elements + self.ngrams.served_rest(d.tp)
         if self.attention is not None:
             matrices = self.attention.matrices(d.tp)
-            narrow = sum(m.elements for m in matrices if not m.sixteen_bit)
-            weights += narrow
-            rest += sum(m.parameters for m in matrices) - narrow + self.attention.other_parameters()
-        return ServedElements(weights, experts, rest)
+            attention = sum(m.elements for m in matrices if not m.sixteen_bit)
+            rest += sum(m.parameters for m in matrices) - attention + self.attention.other_parameters()
+        return found._replace(attention=attention, rest=rest)
 
     def serve_routed(self, d: ServingDims, tokens: int) -> Program:
         """The part of `serve_tokens` that replicas share: their experts."""
-        return () if self.mlp is None else self.mlp.routed(d, tokens)
+        return () if self.mlp is None else self.mlp.routed(self.mlp_dims(d), tokens)
 
     def serve_exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """The messages to experts on other ranks, and those back; empty where there are none."""
@@ -185,7 +194,7 @@ class LayerSpec(Struct, frozen=True):
             summed = plain and before and sum_norms(d, tokens)
             items += [] if summed else [served_add_norm(d, "attention_norm", tokens)]
             items += _gated(d, "attention_norm", tokens, self.gate_of(self.attention))
-            items += self.attention.serve(d, tokens)
+            items += self.attention.serve(self.attention_dims(d), tokens)
             items += served_sum(d, "attention_out", tokens)
         if self.norm_position != "post":
             items += [served_norm(d, f"{name}_post_norm", tokens) for name in BRANCHES if self.norm_behind(name)]
@@ -193,20 +202,20 @@ class LayerSpec(Struct, frozen=True):
             summed = plain and self.attention is not None and sum_norms(d, tokens)
             items += [] if summed or self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
             items += _gated(d, "mlp_norm", tokens, self.gate_of(self.mlp))
-            items += self.mlp.serve(d, tokens)
+            items += self.mlp.serve(self.mlp_dims(d), tokens)
             items += served_sum(d, "mlp_down", tokens)
         last = () if self.inputs is None else self.inputs.serve_branch(tokens, d.act, d.act_bytes)
         return (*items, *last)
 
     def _serve_streams(self, d: ServingDims, tokens: int) -> Program:
         items: list[Item] = [] if self.ngrams is None else [*self.ngrams.serve(d, tokens)]
-        for name, out, branch in (
-            ("attention", "attention_out", self.attention),
-            ("mlp", "mlp_down", self.mlp),
+        for name, out, branch, own in (
+            ("attention", "attention_out", self.attention, self.attention_dims(d)),
+            ("mlp", "mlp_down", self.mlp, self.mlp_dims(d)),
         ):
             if branch is not None:
                 items += served_sum_of_streams(d, f"{name}_streams", tokens, self.streams, self.streams.weights)
-                items += [*branch.serve(d, tokens), *served_sum(d, out, tokens)]
+                items += [*branch.serve(own, tokens), *served_sum(d, out, tokens)]
                 items.append(served_spread(d, f"{name}_residual", tokens))
         return tuple(items)
 

@@ -89,7 +89,8 @@ class DenseMlp(Struct, frozen=True):
     def served_elements(self, d: ServingDims) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""
         matrices = self.matrices(d.dense_tp or d.tp)
-        return ServedElements(sum(m.elements for m in matrices), 0, sum(m.parameters - m.elements for m in matrices))
+        elements = sum(m.elements for m in matrices)
+        return ServedElements(0, elements, 0, sum(m.parameters for m in matrices) - elements)
 
     def widest(self, tp: int) -> float:
         """Numbers of a token between the projections, on one rank."""

@@ -146,10 +146,10 @@ class Experts(Struct, frozen=True):
         local, matrices = ceil_div(self.moe.experts + redundant, d.ep), self.one.matrices(d.expert_tp)
         experts, rest = local * sum(m.elements for m in matrices), self.router_parameters + self.gate_elements
         rest += local * sum(m.parameters - m.elements for m in matrices)
-        shared = ServedElements(0, 0, 0)
+        shared = ServedElements(0, 0, 0, 0)
         if self.shared is not None:
             shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp, dense_tp=0))
-        return ServedElements(shared.linear, experts, rest + shared.rest)
+        return ServedElements(0, shared.mlp, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
         """Numbers of a token that its experts make between the projections, at least the token itself."""

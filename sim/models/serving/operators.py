@@ -72,12 +72,38 @@ class ServedRope(NamedTuple):
 
 
 class ServedElements(NamedTuple):
-    """Hold the number of weights on a rank: those of linear layers and of routed experts, which serving may quantize,
-    and the rest, which stays in 16 bits."""
+    """Hold the number of weights on a rank: those of attention's and of an MLP's or shared experts' linear layers and
+    of routed experts, which serving may quantize, and the rest, which stays in 16 bits."""
 
-    linear: int
+    attention: int
+    mlp: int
     experts: int
     rest: int
+
+    @property
+    def linear(self) -> int:
+        """Weights of all linear layers but routed experts."""
+        return self.attention + self.mlp
+
+
+class LinearFormat(NamedTuple):
+    """How a checkpoint keeps a branch of a layer, where that is not its usual format; fields as those of `ServingDims`,
+    `narrow` as `ServedLatents.narrow_absorbed`."""
+
+    linear: str
+    weight_bytes: float
+    expert_linear: str
+    expert_weight_bytes: float
+    quantizing: tuple[Quantizing, ...]
+    narrow: bool
+    one_kernel: bool = False
+
+
+class LayerFormats(NamedTuple):
+    """How a checkpoint keeps a layer's attention, and its MLP or experts."""
+
+    attention: LinearFormat
+    mlp: LinearFormat
 
 
 class ServingDims(Struct, frozen=True):
@@ -155,6 +181,20 @@ class ServingDims(Struct, frozen=True):
         if dtype is not None:
             return dtype_bytes(dtype)
         return FP32_BYTES if self.fp32_states else self.act_bytes
+
+    def kept_as(self, form: LinearFormat) -> ServingDims:
+        """These sizes for a branch of a layer in a format of its own."""
+        latents = self.latents._replace(narrow_absorbed=form.narrow)
+        return replace(
+            self,
+            linear=form.linear,
+            weight_bytes=form.weight_bytes,
+            expert_linear=form.expert_linear,
+            expert_weight_bytes=form.expert_weight_bytes,
+            quantizing=form.quantizing,
+            one_kernel=form.one_kernel,
+            latents=latents,
+        )
 
     @property
     def stream_width(self) -> int:

@@ -19,7 +19,7 @@ from sim.inputs.engine_file import all2all_of, engine_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import ServedLora
 from sim.models.dims import ceil_div
-from sim.models.layers import Attention, LayerSpec, layer_specs
+from sim.models.layers import Attention, LayerSpec
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.serving.adapters import adapter_products
 from sim.models.serving.context_parallel import split_decode, split_prefill
@@ -31,7 +31,7 @@ from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
-from sim.serve.prices.dims import serving_dims
+from sim.serve.prices.dims import served_layers, serving_dims
 from sim.serve.prices.host import Host, host_of, with_draft
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
@@ -314,6 +314,11 @@ class IterationCosts(Struct):
             self.priced_programs[key] = found
         return found
 
+    def _attention_dims(self, number: int) -> ServingDims:
+        """Sizes with the format of the weights of an attention's first layer: its kernels of keys absorb some."""
+        attention = self.attentions[number]
+        return next(spec for spec in self.specs if spec.attention == attention).attention_dims(self.dims)
+
     def _program(self, key: Key) -> Program:
         if self.dims.cp > 1 and key.work in (Work.PREFILL, Work.DECODE):
             attention = self.attentions[key.spec]
@@ -322,9 +327,9 @@ class IterationCosts(Struct):
                 return split_prefill(self.dims, attention, key.c, key.a, key.a + key.b)
             return split_decode(self.dims, attention, key.a, key.b)
         if key.work is Work.PREFILL:
-            return self.attentions[key.spec].prefill(self.dims, key.c, key.a, key.a + key.b)
+            return self.attentions[key.spec].prefill(self._attention_dims(key.spec), key.c, key.a, key.a + key.b)
         if key.work is Work.DECODE:
-            return self.attentions[key.spec].decode(self.dims, key.a, key.b, key.c)
+            return self.attentions[key.spec].decode(self._attention_dims(key.spec), key.a, key.b, key.c)
         if key.work is Work.ADAPTERS:
             assert self.lora is not None
             sizes = self.lora.targets, self.lora.rank, key.a, key.b
@@ -343,13 +348,14 @@ class IterationCosts(Struct):
 
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
     """Prices for `scenario` out of `profile`, of the model's layers or of these in their place."""
-    plan, inference, specs = make_plan(scenario), scenario.for_serving, specs or layer_specs(scenario.model)
+    plan, inference = make_plan(scenario), scenario.for_serving
     costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
     tp = scenario.parallelism.tp
     measured = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
     measured = measured if inference.attention == "fused" else None  # the measured engine's is fused
     dims = serving_dims(scenario)
     dims = replace(dims, one_kernel=experts_measured(profile, dims))
+    specs = specs or served_layers(scenario, dims, lambda own: experts_measured(profile, own))
     kinds, attentions = tuple(dict.fromkeys(specs)), attentions_of(specs)
     stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(inference.engine)
     launched = tuple([launched_kernels(dims, kinds, attentions, s, inference.lora) for s in stages])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.core.quantization import QUANTIZATIONS
+from sim.core.quantization import PARTS, QUANTIZATIONS, Quantization
 from sim.inputs.engine_file import all2all_of, engine_of
-from sim.inputs.serving_formats import cache_dtype, linear_format
+from sim.inputs.serving_formats import cache_dtype, is_published, linear_format
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
-from sim.models.serving.operators import ServedLatents, ServingDims
+from sim.models.layers import LayerSpec, layer_specs
+from sim.models.layers.experts import Experts
+from sim.models.serving.operators import LayerFormats, LinearFormat, ServedLatents, ServingDims
 from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing, rope_of, shared_experts
 from sim.serve.prices.host import prompt_sizes
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
-    from sim.inputs.workloads import Inference
     from sim.variants.engines.record import Engine
 
 
@@ -33,8 +34,8 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     """
     m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
-    linear, weight = linear_format(i, peaks)
-    form = QUANTIZATIONS[i.quantization]
+    group = m.checkpoint_group_size if is_published(i, m) else None
+    linear, weight = linear_format(i, peaks, group=group)
     engine = engine_of(i.engine)
     kept = i.kv_cache.dtype or cache_dtype(i, scenario.cluster.gpu, m)
     alone = ServingDims(
@@ -49,7 +50,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         quantization=i.quantization,
         act_bytes=dtype_bytes(act),
         weight_bytes=weight,
-        expert_weight_bytes=form.expert_bytes or weight,
+        expert_weight_bytes=linear_format(i, peaks, part="experts", group=group)[1],
         kv_bytes=dtype_bytes(kept),
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
         fused_attention=i.attention == "fused",
@@ -78,7 +79,7 @@ def _with_experts(d: ServingDims, scenario: Scenario, engine: Engine) -> Serving
     beside, fuses = shared_experts(scenario)
     return replace(
         d,
-        expert_linear=_experts_dtype(i, engine, scenario.cluster.gpu.peak_flops_per_s, d.act),
+        expert_linear=_experts_dtype(i.quantization, engine, scenario.cluster.gpu.peak_flops_per_s, d.act),
         gathers=backend.gathers,
         sums=backend.sums,
         once_to=(nodes if nodes > 1 else p.ep) if backend.once else 0,
@@ -107,12 +108,47 @@ def _over_replicas(d: ServingDims, scenario: Scenario, engine: Engine) -> Servin
     )
 
 
-def _experts_dtype(i: Inference, engine: Engine, peaks: Mapping[str, float], act: str) -> str:
+def _experts_dtype(quantization: Quantization, engine: Engine, peaks: Mapping[str, float], act: str) -> str:
     """The dtype that routed experts multiply in; empty where it is that of other linear layers."""
-    own = QUANTIZATIONS[i.quantization].expert_matmul
-    if i.quantization == "mxfp4_experts" and engine.mxfp8_inputs:
+    own = QUANTIZATIONS[quantization].expert_matmul
+    if quantization == "mxfp4_experts" and engine.mxfp8_inputs:
         own = "mxfp8"
     return "" if own is None else own if own in peaks else act
+
+
+def served_layers(scenario: Scenario, dims: ServingDims, measured: Callable[[ServingDims], bool]) -> tuple[LayerSpec, ...]:
+    """The model's layers, with the formats of those parts that the checkpoint keeps otherwise than `dims` say;
+    `measured`: whether whole layers of experts in such a format are."""
+    specs, m, i = layer_specs(scenario.model), scenario.model, scenario.for_serving
+    own = m.checkpoint_modules if is_published(i, m) else None
+    if own is None:
+        return specs
+    made: dict[tuple[LayerSpec, tuple[Quantization, ...]], LayerSpec] = {}
+    found = []
+    for n, spec in enumerate(specs):
+        names = tuple([own.format_of(part, n) or i.quantization for part in PARTS])
+        if (spec, names) not in made:
+            attention, mlp, shared, experts = names
+            of_mlp = shared if isinstance(spec.mlp, Experts) else mlp
+            formats = LayerFormats(*(_branch(scenario, dims, one, experts, measured) for one in (attention, of_mlp)))
+            made[spec, names] = replace(spec, formats=formats)
+        found.append(made[spec, names])
+    return tuple(found)
+
+
+def _branch(
+    scenario: Scenario, d: ServingDims, linear: Quantization, experts: Quantization, measured: Callable[[ServingDims], bool]
+) -> LinearFormat:
+    """The format of a branch of a layer, whose routed experts have another one."""
+    i, peaks, engine = scenario.for_serving, scenario.cluster.gpu.peak_flops_per_s, engine_of(scenario.for_serving.engine)
+    group = scenario.model.checkpoint_group_size
+    dtype, size = linear_format(i, peaks, linear, group=group)
+    expert_dtype, expert_size = linear_format(i, peaks, experts, "experts", group)
+    expert_linear = _experts_dtype(experts, engine, peaks, d.act) or (d.act if expert_dtype == "int8" else expert_dtype)
+    narrow = _latents(scenario, engine, dtype).narrow_absorbed
+    found = LinearFormat(dtype, size, expert_linear, expert_size, quantizing(scenario, dtype), narrow)
+    alone = found._replace(weight_bytes=linear_format(i, peaks, experts, group=group)[1])
+    return found._replace(one_kernel=measured(d.kept_as(alone)))
 
 
 def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:

@@ -52,8 +52,9 @@ class Streamed(NamedTuple):
 
 def layer_weight_bytes(d: ServingDims, spec: LayerSpec) -> float:
     """A layer's weights on one rank, in the formats the scenario keeps them in."""
-    linear, experts, rest = spec.served_elements(d)
-    return linear * d.weight_bytes + experts * d.expert_weight_bytes + rest * d.act_bytes
+    own, mlp = spec.served_elements(d), spec.mlp_dims(d)
+    linear = own.attention * spec.attention_dims(d).weight_bytes + own.mlp * mlp.weight_bytes
+    return linear + own.experts * mlp.expert_weight_bytes + own.rest * d.act_bytes
 
 
 def streamed_weights(

@@ -245,6 +245,7 @@ class Engine:
         "the cache is in fp8 if linear layers have 8 or 4 bits; with a checkpoint published in fp8, only if the "
         "checkpoint says so",
     )
+    checkpoint_cache: bool = fact(False, "the cache is in fp8 where the checkpoint of the weights says so")
     fp8_selected: bool = fact(False, "on Blackwell, a cache of latents of which an indexer selects is in fp8")
     unseen_share: float = fact(
         0.0,

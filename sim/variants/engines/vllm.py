@@ -170,6 +170,8 @@ _VLLM_14 = replace(
     # Pull request 27883 (compilation/fusion.py, RMSNormQuantFusionPass: group shapes), on where `+quant_fp8` is:
     # config/vllm.py, enable_norm_fusion. Not beside DeepGEMM's packed scales (fp8_utils.py, _run_deepgemm).
     quantizing_blocks=("norms",),
+    # utils/torch_utils.py, get_kv_cache_quant_algo_string (pull request 29980); Attention: kv_cache_scheme
+    checkpoint_cache=True,
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
 _VLLM_19 = replace(
