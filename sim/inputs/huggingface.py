@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from sim.inputs.families import (
 from sim.inputs.families.dense import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
+from sim.inputs.recorded import Recorded, decided
 from sim.inputs.stored_weights import stored_weights
 from sim.inputs.yaml_input import one_line
 
@@ -57,7 +58,22 @@ _SYNONYMS = (
     ("num_experts_per_tok", "num_experts_per_token"),
     ("num_hidden_layers", "num_layers", "n_layer"),
 )
-_SIZE = re.compile("(^n|^num|size|dim|heads|layers|experts|positions)(_|$)")  # keys whose values are numbers
+# Others, of which configs have several at once, alike.
+_ALIKE = (
+    *_SYNONYMS,
+    ("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
+    ("num_attention_heads", "num_heads", "n_head", "n_heads"),
+    ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_attention_groups", "multi_query_group_num"),
+    ("hidden_size", "n_embd", "d_model"),
+    ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "moe_intermediate_size"),
+    ("vocab_size", "padded_vocab_size"),
+    ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "experts_per_token"),
+    ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "model_max_length"),
+    ("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", "moe_intermediate_size"),
+    ("num_shared_experts", "n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    ("num_nextn_predict_layers", "num_mtp_layers"),
+)
+_SIZE = re.compile("(^n|^num|size|dim|heads|layers|experts|positions|rank|dtype)(_|$)")  # keys whose values are numbers
 # Wrappers that tie embeddings where their decoder's config alone says so (configuration_*.py of each in Transformers).
 _TIED_BY_DECODER = re.compile("llava|hunyuan_vl|glm4v|glm_ocr|minimax_m3_vl|paddleocr_vl|qwen2(_5)?_vl|video_llama_3")
 
@@ -109,6 +125,8 @@ class _Known(Struct):
 
     refused: list[_Refused]
     known_keys: str
+    without_effect: dict[str, str]  # keys, by what they are
+    idle: str
 
 
 def model_from_config(file: Path) -> Config:
@@ -124,12 +142,14 @@ def model_from_config(file: Path) -> Config:
 
 def model_of_config(whole: Config, file: str) -> Config:
     """The `model` mapping of a config; errors name `file` as its place."""
+    whole = Recorded(whole)
     towers = _towers(whole)
     nested = bool(towers) or _has_decoder_alone(whole)
     config = _decoder(whole) if nested else whole
+    assert isinstance(config, Recorded)
     if config.get("draft_vocab_size"):  # EAGLE-3's output matrix (vLLM 0.33, models/llama_eagle3.py)
-        config = {**config, "vocab_size": config["draft_vocab_size"]}
-    family = config.get("model_type")
+        config = config | {"vocab_size": config["draft_vocab_size"]}
+    family = _family(config) or (_family(whole) if nested else None) or config.get("model_type")
     if towers and family not in FAMILIES:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -137,13 +157,14 @@ def model_of_config(whole: Config, file: str) -> Config:
     if config.get("is_causal") is False:
         why = "found false; tokens that attend to those after them cannot be simulated"
         raise InputError(f"{file}: is_causal: {why}; the model {_CAPTURE}")
-    parts = whole.get(_THINKER) or whole
-    config = _filled_in(config, family, nested and any(isinstance(parts.get(key), dict) for key in _DECODERS))
-    for key, value in config.items():
+    parts_of_all = whole.get(_THINKER) or whole
+    in_part = any(isinstance(parts_of_all.get(key), dict) for key in _DECODERS)
+    config = _filled_in(config, family, nested and in_part)
+    for key, value in dict.items(config):
         if isinstance(value, str) and _SIZE.search(key) and value.strip().isdecimal():
             raise InputError(f"{file}: {key}: found {show(value)}; must be a number, without quotes")
     for key in _LAYERS:
-        if isinstance(found := config.get(key), (int, float)) and found > MAX_LAYERS:
+        if isinstance(found := dict.get(config, key), (int, float)) and found > MAX_LAYERS:
             raise InputError(f"{file}: {key}: found {show(found)}; must be at most {MAX_LAYERS:,}")
     try:
         mapping = FAMILIES[family](config)
@@ -159,10 +180,61 @@ def model_of_config(whole: Config, file: str) -> Config:
     mapping |= {"checkpoint_quantization": stored.quantization, "checkpoint_modules": stored.modules}
     mapping |= {"checkpoint_group_size": stored.group, "checkpoint_cache": stored.cache}
     predicts = not mapping.get("mtp_layers") and any(config.get(key) for key in _PREDICTION)
+    if predicts or mapping.get("mtp_layers"):
+        decided(config, *(key for key in config if "mtp" in key), *_PREDICTION)
     parts = [*mapping.pop("left_out", ()), *(["prediction modules"] if predicts else [])]
     left_out = [*towers, *stored.unread, *parts, *_other_ends(whole.get("architectures"))]
+    left_out += _other_code(family, whole.get("architectures"))
+    for part in (whole, parts_of_all):
+        part.accept(towers)
     given = {key: value for key, value in mapping.items() if value is not None}
-    return given | ({"left_out": left_out} if left_out else {})
+    for part in (whole, config):
+        for names in _ALIKE:
+            part.accept_same(names)
+    unread = _unread(whole)
+    return given | ({"left_out": left_out} if left_out else {}) | ({"unread": unread} if unread else {})
+
+
+def _family(config: Config) -> str | None:
+    """The family that a config's `model_type` names, or else its code (`architectures`): as a reader is called, or as
+    that of a decoder in a larger model."""
+    own = config.get("model_type")
+    if isinstance(own, str) and (own in FAMILIES or _refusal(own) is not None):
+        return own if own in FAMILIES else None
+    found = _called(own) if isinstance(own, str) else None
+    return found or next(filter(None, map(_of_code, config.get("architectures") or [])), None)
+
+
+def _of_code(name: Any) -> str | None:
+    """The family of a class of Transformers, or of code beside weights that is called alike."""
+    found = re.match("(.*?)(Sparse|Flash)?For(CausalLM|ConditionalGeneration)$", str(name))
+    return None if found is None else _called(found[1])
+
+
+def _called(name: str) -> str | None:
+    """The family whose name has these letters and figures, without what says that it is a part of a model."""
+    return _names().get(_plain(name))
+
+
+@cache
+def _names() -> dict[str, str]:
+    parts = {_plain(re.sub("(_vl)?_text(_model)?$", "", name)): name for name in FAMILIES}
+    return parts | {_plain(name): name for name in FAMILIES}
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _other_code(family: str, architectures: Any) -> list[str]:
+    """Code of another family than the one that the config is read as."""
+    names = architectures if isinstance(architectures, list) else []
+    others = {name: other for name in names if (other := _of_code(name)) is not None}
+    return [
+        f"code of {one_line(str(name))} (simulated: that of {family})"
+        for name, other in others.items()
+        if FAMILIES[other] != FAMILIES[family] and _called(family) != other
+    ]
 
 
 def _trained_positions(config: Config, mapping: Config, file: str) -> Config:
@@ -184,6 +256,28 @@ def _other_ends(architectures: Any) -> list[str]:
     return [f"end of {name} (simulated: an output matrix over the vocabulary)" for name in ends]
 
 
+def _unread(whole: Recorded) -> list[str]:
+    """Keys that nobody asked for, with their places, but for those that never matter, and those that do only where
+    they are on."""
+    idle = {*_known().idle.split()}
+    found = ((place, place.rpartition(".")[2], value) for place, value in whole.unread())
+    return [place for place, key, value in found if not _never_matters(key) and (value or key not in idle)]
+
+
+def _never_matters(key: str) -> bool:
+    """Tell whether a key never matters to time and memory; an ending does not say so of what may be a size."""
+    names, patterns = _without_effect()
+    sized = _SIZE.search(key) is not None
+    return key in names or any(fnmatchcase(key, p) for p in patterns if not (sized and p.startswith("*")))
+
+
+@cache
+def _without_effect() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Keys that never matter to time and memory, and patterns of such."""
+    words = [word for keys in _known().without_effect.values() for word in keys.split()]
+    return frozenset(words), tuple([word for word in words if "*" in word])
+
+
 def _quantization(whole: Config, config: Config) -> Any:
     """What says how weights are kept: of the whole config, else of the decoder's (vLLM, config/model.py,
     `_parse_quant_hf_config`), under either name."""
@@ -196,7 +290,7 @@ def _quantization(whole: Config, config: Config) -> Any:
 
 def _towers(config: Config) -> list[str]:
     """Keys of the encoders of pictures and sound. The decoder's sizes are at the top level or under another key."""
-    mappings = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
+    mappings = [key for key, value in dict.items(config) if isinstance(value, dict) and key.endswith("_config")]
     if _THINKER in mappings:  # whose parts are named in place of itself
         others = [key for key in mappings if key != _THINKER and _TOWER.search(key)]
         return [*_towers(config[_THINKER]), *others]
@@ -204,9 +298,11 @@ def _towers(config: Config) -> list[str]:
 
 
 def _has_decoder_alone(config: Config) -> bool:
-    """Tell whether a model of several kinds of input has none but text: its towers are null (Gemma 4)."""
-    null = [key for key, value in config.items() if value is None and key.endswith("_config")]
-    return any(_TOWER.search(key) for key in null) and any(isinstance(config.get(key), dict) for key in _DECODERS)
+    """Tell whether a model of several kinds of input has none but text: its towers are null (Gemma 4), or left out with
+    all sizes but the decoder's (Llama 4)."""
+    parts = any(isinstance(config.get(key), dict) for key in _DECODERS)
+    null = [key for key, value in dict.items(config) if value is None and key.endswith("_config")]
+    return parts and (any(_TOWER.search(key) for key in null) or not any(key in config for key in _LAYERS[:2]))
 
 
 def _decoder(config: Config) -> Config:
@@ -217,6 +313,7 @@ def _decoder(config: Config) -> Config:
     if isinstance(thinker := config.get(_THINKER), dict):
         return _decoder(thinker)
     part = next((config[key] for key in _DECODERS if isinstance(config.get(key), dict)), config)
+    decided(part, "tie_word_embeddings")
     tied = config.get("tie_word_embeddings")
     if tied is None or (not tied and _TIED_BY_DECODER.match(str(config.get("model_type")))):
         return {"tie_word_embeddings": tied} | part if tied is not None else part

@@ -18,6 +18,7 @@ from fnmatch import translate
 from typing import Any, NamedTuple, cast
 
 from sim.core.quantization import PARTS, QUANTIZATIONS, Part, Quantization
+from sim.inputs.recorded import decided
 from sim.inputs.yaml_input import one_line
 
 # Keys of lists of modules that stay in 16 bits.
@@ -199,6 +200,7 @@ def _rules(given: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[list[tu
     """Modules that have a format of their own, those that decide first first, and the format of all others; None: a
     format that is not known."""
     method = str(given.get("quant_method"))
+    given.get("group_size")  # of formats whose size is fixed, too
     own = _of_method(given, method)
     groups, usual = _of_groups(given)
     usual = own if usual is None and own is not None else usual
@@ -235,12 +237,12 @@ def _of_method(given: Mapping[str, Any], method: str) -> _Format | None:
     if method == "quark":
         return _of_quark(_mapping(given.get("global_quant_config")))
     if isinstance(algo, str) and algo not in ("MIXED_PRECISION", "NO_QUANT"):
-        return _of_algorithm(algo)
+        return _of_algorithm(algo, given.get("group_size"))
     if method in ("fp8", "fbgemm_fp8"):
         return _Format("fp8")
     if method == "bitsandbytes":
         return _Format("llm_int8" if given.get("load_in_8bit") else "int4_weight_only")
-    if method in ("modelopt", "compressed-tensors", "mxfp4", "None"):
+    if method in ("modelopt", "compressed-tensors", "mxfp4"):
         return None
     return _weight_only(given.get("bits", given.get("w_bit")), given.get("group_size", given.get("q_group_size")))
 
@@ -251,12 +253,11 @@ def _weight_only(bits: Any, group: Any) -> _Format | None:
     return _Format(f"int{bits}_weight_only", group if isinstance(group, int) and group > 0 and bits == 4 else None)
 
 
-def _of_algorithm(algo: str) -> _Format | None:
-    """A format by ModelOpt's name; 4-bit floats that 16 bits are multiplied with are int4 with as many bytes of scales:
-    an 8-bit one for 16 or for 32."""
+def _of_algorithm(algo: str, group: Any) -> _Format | None:
+    """A format by ModelOpt's name, and by the weights that share a scale."""
     name = algo.upper()
     if "NVFP4" in name:
-        return _Format("int4_weight_only", 32) if "A16" in name else _Format("nvfp4")
+        return _floats(group) if "A16" in name else _Format("nvfp4")
     if "MXFP4" in name:
         return _Format("mxfp4")
     if "FP8" in name:
@@ -265,7 +266,12 @@ def _of_algorithm(algo: str) -> _Format | None:
         return _Format("int8_weight_only")
     if "INT8_SQ" in name or "W8A8" in name:
         return _Format("llm_int8")
-    return _Format("int4_weight_only") if "INT4" in name or "W4A16" in name else None
+    return _weight_only(4, group) if "INT4" in name or "W4A16" in name else None
+
+
+def _floats(group: Any) -> _Format:
+    """4-bit floats that 16 bits are multiplied with: int4 with as many bytes of scales, 8 bits for each group."""
+    return _Format("int4_weight_only", 2 * (group if isinstance(group, int) and group > 0 else 16))
 
 
 def _of_scheme(scheme: Mapping[str, Any], packed: Any) -> _Format | None:
@@ -277,7 +283,7 @@ def _of_scheme(scheme: Mapping[str, Any], packed: Any) -> _Format | None:
     if (kind, bits) == ("float", 4):
         if "mxfp4" in str(scheme.get("format", packed)) or group == 32:
             return _Format("mxfp4")
-        return _Format("int4_weight_only", 32) if inputs is None else _Format("nvfp4")
+        return _floats(group) if inputs is None else _Format("nvfp4")
     return _weight_only(bits, group) if kind == "int" and inputs is None else None
 
 
@@ -297,14 +303,16 @@ def _of_quark(scheme: Mapping[str, Any]) -> _Format | None:
 def _of_groups(given: Mapping[str, Any]) -> tuple[list[tuple[_Modules, _Format | None]], _Format | None]:
     """Modules that `quantized_layers` or `config_groups` name, and the format of a group that has all linear layers."""
     found: list[tuple[_Modules, _Format | None]] = []
-    named: dict[str, list[str]] = {}
+    named: dict[_Format | None, list[str]] = {}
     for name, options in _mapping(given.get("quantized_layers")).items():
-        named.setdefault(str(_mapping(options).get("quant_algo")), []).append(name)
-    found += [(_Modules(names), _of_algorithm(algo)) for algo, names in named.items()]
+        form = _of_algorithm(str(_mapping(options).get("quant_algo")), _mapping(options).get("group_size"))
+        named.setdefault(form, []).append(name)
+    found += [(_Modules(names), form) for form, names in named.items()]
     if isinstance(moe := given.get("moe_quant_algo"), str) and not named:
-        found.append((_Modules(["experts"]), _of_algorithm(moe)))
+        found.append((_Modules(["experts"]), _of_algorithm(moe, given.get("group_size"))))
     groups = _mapping(given.get("config_groups")).values()
     if named or isinstance(given.get("quant_algo"), str) and given.get("quant_algo") != "MIXED_PRECISION":
+        decided(given, "config_groups")
         return found, None
     usual: _Format | None = None
     for group in groups:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sim.inputs.families.dense import Config, NotExpressibleError, llama, require
 from sim.inputs.families.experts import router
 from sim.inputs.input_source import show
+from sim.inputs.recorded import decided
 
 _KINDS = {"conv": "state_space", "full_attention": "full", "sliding_attention": "sliding"}
 
@@ -20,7 +21,9 @@ def _with_convolutions(config: Config, found: Config) -> Config:
     if unknown := [kind for kind in types if kind not in _KINDS]:
         raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {', '.join(_KINDS)}")
     found |= {"attention_pattern": [_KINDS[kind] for kind in types]}
+    decided(config, "full_attn_idxs")
     if "conv" not in types:
+        decided(config, "conv_L_cache", "conv_bias")
         return found
     states = {
         "kind": "short_conv",
@@ -38,7 +41,7 @@ def _with_convolutions(config: Config, found: Config) -> Config:
 def _attention(config: Config) -> Config:
     """Llama's attention with norms of queries and keys."""
     tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
-    return llama({**config, "tie_word_embeddings": tied}) | {"qk_norm": True}
+    return llama(config | {"tie_word_embeddings": tied}) | {"qk_norm": True}
 
 
 def _lfm2(config: Config) -> Config:
@@ -52,7 +55,7 @@ def _lfm2(config: Config) -> Config:
         if factor is not None:
             step = config.get("block_multiple_of", 256)
             ffn = -(-int(factor * ffn) // step) * step
-    return _with_convolutions(config, _attention({**config, "intermediate_size": ffn}))
+    return _with_convolutions(config, _attention(config | {"intermediate_size": ffn}))
 
 
 def _lfm2_moe(config: Config) -> Config:
@@ -68,14 +71,14 @@ def _lfm3(config: Config) -> Config:
     if types is None:
         own = {0: "sliding_attention", 2: "full_attention"}
         types = [own.get(i % 4, "conv") if i else "conv" for i in range(config["num_hidden_layers"])]
-    found = _attention({"head_dim": 128, **config}) | {
+    found = _attention({"head_dim": 128} | config) | {
         "attention_gate": "per_head" if config.get("use_attention_gate", True) else False,
         "code": "olmo",
         "norm_position": "both" if config.get("use_sandwich_norm", True) else "pre",
     }
     if "sliding_attention" in types:
         found["window"] = config.get("sliding_window", 256)
-    return _with_convolutions({"conv_L_cache": 7, **config, "layer_types": types}, found)
+    return _with_convolutions({"conv_L_cache": 7} | config | {"layer_types": types}, found)
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {

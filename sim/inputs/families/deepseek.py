@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families.dense import Config, Family, NotExpressibleError, llama, require, rope_share
+from sim.inputs.families.dense import (
+    Config,
+    Family,
+    NotExpressibleError,
+    latent,
+    llama,
+    one_group,
+    require,
+    rope_share,
+)
 from sim.inputs.families.experts import dense_layers, named_as_deepseek, router
-
-
-def latent(config: Config) -> Config:
-    """The sizes of latent attention."""
-    required = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}
+from sim.inputs.recorded import decided
 
 
 def _deepseek(config: Config) -> Config:
@@ -20,10 +24,12 @@ def _deepseek(config: Config) -> Config:
     moe = router(config, "n_routed_experts") | {
         "shared_experts": config.get("n_shared_experts"),
         "dense_layers": dense_layers(config),
-        "router_fp32": True,
+        "router_fp32": config.get("moe_router_dtype", "float32") == "float32",
         # routing groups stand on nodes (arXiv 2412.19437, 2.1.2); one group is no limit
         "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
     }
+    if config.get("n_group") == 1:
+        decided(config, "topk_group")
     mtp = config.get("num_nextn_predict_layers")
     found = llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe, "mtp_layers": mtp}
     return found | {"code": "deepseek_v3"}
@@ -37,16 +43,17 @@ def _deepseek_v2(config: Config) -> Config:
 def _deepseek_v32(config: Config) -> Config:
     """DeepSeek V3.2: latent attention over the keys that an indexer selects."""
     types = config.get("layer_types")
-    if types is not None and not (isinstance(types, list) and all(kind == "indexed_attention" for kind in types)):
-        raise NotExpressibleError("layer_types: can be simulated: a list of indexed_attention only")
+    if types is not None and not (isinstance(types, list) and all(kind in _INDEXED for kind in types)):
+        raise NotExpressibleError(f"layer_types: can be simulated: a list of {' or '.join(_INDEXED)} only")
     index = {
         "heads": config.get("index_n_heads", 64),
         "head_dim": config.get("index_head_dim", 128),
         "top_k": config.get("index_topk", 2048),
     }
-    return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
+    return _deepseek({"first_k_dense_replace": 3} | config) | {"indexer": index}
 
 
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 _INDEXERS = {"full": "full", "shared": "reused", "F": "full", "S": "reused"}
 _COMPRESSED = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
 _COMPRESSED_TYPES = {
@@ -64,6 +71,9 @@ def _deepseek_v4(config: Config) -> Config:
     """
     require(config, "n_shared_experts", (1, None))  # the code has one, whatever the config says
     require(config, "hc_sinkhorn_iters", (20, None))
+    if {*(config.get("mlp_layer_types") or [])} - {"moe", "hash_moe"}:
+        raise NotExpressibleError("mlp_layer_types: can be simulated: moe, hash_moe")
+    decided(config, "num_hash_layers", "n_group", "topk_group")
     for key in ("attention_bias", "mlp_bias"):
         require(config, key, (False, None))
     layers = config["num_hidden_layers"]
@@ -74,7 +84,7 @@ def _deepseek_v4(config: Config) -> Config:
     head_dim = config.get("head_dim", 512)
     share = rope_share(config, config.get("qk_rope_head_dim", 64) / head_dim)
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts", 1)}
-    found = llama({"intermediate_size": config["moe_intermediate_size"], "num_key_value_heads": 1, **config}) | {
+    found = llama({"intermediate_size": config["moe_intermediate_size"], "num_key_value_heads": 1} | config) | {
         "head_dim": head_dim,
         "mlp": "limited_swiglu",
         "norm_in_fp32": True,
@@ -115,9 +125,10 @@ def _compressed_kinds(config: Config, layers: int) -> list[str]:
 
 def _glm_moe_dsa(config: Config) -> Config:
     """GLM-5: DeepSeek V3.2's layers, of which some may attend to what an earlier one's indexer selected."""
-    found = _deepseek_v32({"index_n_heads": 32, "n_group": 1, **config})
+    found = _deepseek_v32({"index_n_heads": 32, "n_group": 1} | config)
     for key in ("indexer_types", "index_topk_pattern"):
         if (kinds := config.get(key)) is not None:
+            decided(config, "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
             return found | {"attention_pattern": _indexers(key, kinds, config["num_hidden_layers"])}
     require(config, "index_topk_freq", (1, None))
     return found
@@ -135,7 +146,7 @@ def _hy_v4(config: Config) -> Config:
     indexer selected; independent residual streams; routed experts with clamped SwiGLU."""
     for key in ("attention_bias", "mlp_bias"):
         require(config, key, (False, None))
-    require(config, "n_group", (1, None))
+    one_group(config)
     layers, kinds = config["num_hidden_layers"], config.get("indexer_types")
     if kinds is None:
         kinds = ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
@@ -156,7 +167,7 @@ def _hy_v4(config: Config) -> Config:
 
 def _axk1(config: Config) -> Config:
     """A.X K1: DeepSeek V3's layers, and a norm of what experts give together (axk1/modeling_axk1.py: AXK1MoE)."""
-    return _deepseek({"first_k_dense_replace": 1, **config}) | {"norm_position": "behind_experts"}
+    return _deepseek({"first_k_dense_replace": 1} | config) | {"norm_position": "behind_experts"}
 
 
 def _axk2(config: Config) -> Config:
@@ -180,7 +191,7 @@ def _longcat_flash(config: Config) -> Config:
     require(config, "zero_expert_type", ("identity", None))
     layers = 2 * config["num_layers"] if "num_layers" in config else config["num_hidden_layers"]
     ffn = config["ffn_hidden_size" if "ffn_hidden_size" in config else "intermediate_size"]
-    whole = {**config, "num_hidden_layers": layers, "intermediate_size": ffn}
+    whole = config | {"num_hidden_layers": layers, "intermediate_size": ffn}
     moe = router(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk") | {
         "shared_ffn": ffn,
         "zero_experts": config.get("zero_expert_num") or 0,
@@ -200,8 +211,8 @@ def _longcat_flash(config: Config) -> Config:
 
 def _sarvam_mla(config: Config) -> Config:
     """Sarvam 105B: DeepSeek V3's layers."""
-    require(config, "n_group", (1, None))
-    return _deepseek(named_as_deepseek({"first_k_dense_replace": 1, "n_group": 1, **config}))
+    one_group(config)
+    return _deepseek(named_as_deepseek({"first_k_dense_replace": 1, "n_group": 1} | config))
 
 
 # What their configuration_*.py in Transformers has where a config.json leaves a key out.

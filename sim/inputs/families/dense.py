@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from sim.inputs.input_source import show, show_items
+from sim.inputs.recorded import decided, renamed, without
 
 Config = dict[str, Any]
 
@@ -33,7 +34,7 @@ class Family(Struct, frozen=True):
     def __call__(self, config: Config) -> Config:
         for key, allowed in self.only.items():
             require(config, key, allowed)
-        whole = {**self.defaults, **config}
+        whole = self.defaults | config
         found = self.read(whole) | self.own
         return found | window(whole, "sliding_window", [*self.pattern]) if self.pattern else found
 
@@ -45,6 +46,12 @@ def require(config: Config, key: str, allowed: tuple[Any, ...]) -> None:
         raise NotExpressibleError(f"{key}: found {show_items(config[key])}; only {words} can be simulated")
 
 
+def one_group(config: Config) -> None:
+    """Refuse routers that choose among groups of experts first."""
+    require(config, "n_group", (1, None))
+    decided(config, "topk_group")
+
+
 def window(config: Config, size: str, pattern: list[str]) -> Config:
     """Layers with local attention: `layer_types` where the config has them, else the family's own `pattern`."""
     if config.get(size) is None:
@@ -53,6 +60,7 @@ def window(config: Config, size: str, pattern: list[str]) -> Config:
     if types is None:
         kinds = pattern
     else:
+        decided(config, "sliding_window_pattern", "_sliding_window_pattern", "max_window_layers")
         known = {"full_attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked"}
         if unknown := [t for t in types if t not in known]:
             raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {', '.join(known)}")
@@ -96,7 +104,7 @@ def rope_share(config: Config, default: float) -> float:
 def cohere(config: Config) -> Config:
     """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output. Command R+ also
     norms each head, with weights of its own."""
-    found = llama({"tie_word_embeddings": True, **config})
+    found = llama({"tie_word_embeddings": True} | config)
     if config.get("use_qk_norm"):
         found["qk_norm"] = "by_head"
     return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True, "code": "cohere"}
@@ -116,7 +124,7 @@ def rope_in_windows_alone(config: Config, found: Config, step: int) -> Config:
 def _cohere2(config: Config) -> Config:
     """Command R7B: windows with rope, each fourth layer all tokens without it."""
     step = config.get("sliding_window_pattern") or 4
-    return rope_in_windows_alone({"sliding_window": 4096, **config}, cohere(config), step)
+    return rope_in_windows_alone({"sliding_window": 4096} | config, cohere(config), step)
 
 
 def _exaone4(config: Config) -> Config:
@@ -134,31 +142,34 @@ def qwen_window(config: Config, pattern: list[str] | None = None) -> Config:
     """Windows where `use_sliding_window` turns them on: in the layers of `pattern`, or from layer `max_window_layers`
     on."""
     if not config.get("use_sliding_window", False):
+        decided(config, "sliding_window", "max_window_layers", "layer_types")
         return {}
     layers, whole = config["num_hidden_layers"], config.get("max_window_layers", 28)
     last = ["full"] * min(whole, layers) + ["sliding"] * max(0, layers - whole)
-    return window({"sliding_window": 4096, **config}, "sliding_window", last if pattern is None else pattern)
+    return window({"sliding_window": 4096} | config, "sliding_window", last if pattern is None else pattern)
 
 
 def qwen2(config: Config) -> Config:
-    return llama({**config, "attention_bias": False}) | {"qkv_bias": True} | qwen_window(config)
+    decided(config, "attention_bias")  # the code has biases of query, key and value in any case
+    return llama(config | {"attention_bias": False}) | {"qkv_bias": True} | qwen_window(config)
 
 
 def qwen3(config: Config, head_dim: int | None = 128) -> Config:
     """Qwen 3; `head_dim`: the family's own where the config has none, None for hidden / heads."""
-    return llama({"head_dim": head_dim, **config}) | {"qk_norm": True} | qwen_window(config)
+    require(config, "use_qk_norm", (True, None))
+    return llama({"head_dim": head_dim} | config) | {"qk_norm": True} | qwen_window(config)
 
 
 def _seed_oss(config: Config) -> Config:
     bias, out = config.get("attention_bias", True), config.get("attention_out_bias", False)
-    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    found = llama({"head_dim": 128} | config | {"attention_bias": False})
     found |= drops(config.get("residual_dropout", 0.1), config.get("attention_dropout", 0.1))
     return found | {"qkv_bias": bias, "attention_out_bias": True if out else None}
 
 
 def ernie(config: Config) -> Config:
     require(config, "use_bias", (False, None))
-    return llama({"tie_word_embeddings": True, **config}) | {"code": "ernie4_5"}
+    return llama({"tie_word_embeddings": True} | config) | {"code": "ernie4_5"}
 
 
 def hunyuan(config: Config) -> Config:
@@ -171,8 +182,9 @@ def hunyuan(config: Config) -> Config:
 def _smollm3(config: Config) -> Config:
     """SmolLM 3: Llama's layers, each fourth one without rope."""
     require(config, "use_sliding_window", (False, None))
+    decided(config, "layer_types", "sliding_window")
     step, ropes = config.get("no_rope_layer_interval", 4), config.get("no_rope_layers")
-    return llama({"tie_word_embeddings": True, **config}) | {"no_rope_every": no_rope_step(step, ropes)}
+    return llama({"tie_word_embeddings": True} | config) | {"no_rope_every": no_rope_step(step, ropes)}
 
 
 def no_rope_step(step: int, ropes: list[int] | None) -> int:
@@ -184,7 +196,7 @@ def no_rope_step(step: int, ropes: list[int] | None) -> int:
 
 def _arcee(config: Config) -> Config:
     require(config, "hidden_act", ("relu2",))
-    return llama({**config, "hidden_act": "silu"}) | {"mlp": "relu2", "separate_qkv": True}
+    return llama(config | {"hidden_act": "silu"}) | {"mlp": "relu2", "separate_qkv": True}
 
 
 def gelu_named(config: Config, key: str, default: str = "gelu_new") -> str:
@@ -205,7 +217,7 @@ def _starcoder2(config: Config) -> Config:
         "bias": True,
         "separate_qkv": True,
     }
-    found = llama({"tie_word_embeddings": True, **config, "hidden_act": "silu"}) | own
+    found = llama({"tie_word_embeddings": True} | config | {"hidden_act": "silu"}) | own
     return found | drops(config.get("residual_dropout"), config.get("attention_dropout"))
 
 
@@ -217,7 +229,7 @@ def _phi3(config: Config) -> Config:
 def _glm(config: Config) -> Config:
     """GLM-4: biases in query, key and value alone; rope over half of each head."""
     bias = config.get("attention_bias", True)
-    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    found = llama({"head_dim": 128} | config | {"attention_bias": False})
     return found | {"qkv_bias": bias, "rope_share": rope_share(config, 0.5), "code": "glm"}
 
 
@@ -226,7 +238,7 @@ def _gemma(config: Config) -> Config:
     require(config, "use_bidirectional_attention", (False, None))
     for key in ("hidden_act", "hidden_activation"):
         require(config, key, ("gelu_pytorch_tanh", "gelu", None))
-    found = llama({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": "silu"})
+    found = llama({"head_dim": 256, "tie_word_embeddings": True} | config | {"hidden_act": "silu"})
     return found | {"mlp": "geglu", "norm_in_fp32": True, "code": "gemma"}
 
 
@@ -246,7 +258,7 @@ def _gemma3(config: Config) -> Config:
     """Gemma 3; its released configs leave out what is as in Transformers' Gemma3TextConfig."""
     pattern = ["sliding"] * (config.get("sliding_window_pattern", 6) - 1) + ["full"]
     own = {"sliding_window": 4096, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
-    whole = {**own, **config}
+    whole = own | config
     return _gemma2(whole) | {"qk_norm": True} | window(whole, "sliding_window", pattern)
 
 
@@ -254,11 +266,11 @@ def _gemma4(config: Config) -> Config:
     """Gemma 4: layers without a window have sizes of their own, and their values may be their keys; experts stand
     beside an MLP for all tokens. E2B and E4B have embeddings for each layer, and last layers with queries alone."""
     require(config, "use_bidirectional_attention", (None, "vision"))  # of pictures alone
-    plain = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
+    plain = without(config, "use_bidirectional_attention")
     if config.get("layer_types") is None:  # the last layer sees all tokens, whatever its number (Gemma4TextConfig)
         kinds = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(config["num_hidden_layers"])]
         plain["layer_types"] = [*kinds[:-1], "full_attention"]
-    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": "gemma4"}
+    found = _gemma3({"sliding_window": 512, "vocab_size": 262144} | plain) | {"value_norm": True, "code": "gemma4"}
     if "attention_pattern" in found:
         found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])
     found |= _gemma4_small(config)
@@ -273,7 +285,9 @@ def _gemma4_small(config: Config) -> Config:
     """Read what E2B and E4B have and the others do not."""
     width, shared = config.get("hidden_size_per_layer_input", 256), config.get("num_kv_shared_layers", 0)
     found: Config = {"shared_kv_layers": shared or None}
-    if width:
+    if not width:
+        decided(config, "vocab_size_per_layer_input")
+    else:
         found["layer_embedding"] = {"width": width, "vocab": config.get("vocab_size_per_layer_input", 262144)}
     if shared and config.get("use_double_wide_mlp"):
         found["shared_kv_ffn"] = 2 * config["intermediate_size"]
@@ -293,6 +307,7 @@ def _gemma4_full(config: Config, kinds: list[str]) -> Config:
         others = [number for number in each if kinds[number % len(kinds)] != "full"]
         if others or any(one != own[0] for one in own):
             raise NotExpressibleError("per_layer_config: can be simulated: equal sizes of all full_attention layers")
+        decided(config, "per_layer_config", "global_head_dim", "num_global_key_value_heads")
         sizes = {"head_dim": None, "num_key_value_heads": None, **own[0]}
     return {"kv_heads": sizes["num_key_value_heads"], "head_dim": sizes["head_dim"], "values_are_keys": equal}
 
@@ -309,7 +324,7 @@ def _helium(config: Config) -> Config:
 def _exaone(config: Config) -> Config:
     """EXAONE 3: Llama's layers, under names of its own where the config is not Transformers'."""
     names = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
-    return llama({names.get(key, key): value for key, value in config.items()})
+    return llama(renamed(config, names))
 
 
 def _stablelm(config: Config) -> Config:
@@ -333,9 +348,16 @@ def _hyperclovax(config: Config) -> Config:
 def dense_latent(config: Config) -> Config:
     """Latent attention and a dense MLP (MiniCPM 3, Youtu)."""
     require(config, "attention_bias", (False, None))
-    found = llama({"tie_word_embeddings": True, **config}) | {"kv_heads": None, "head_dim": None}
+    found = llama({"tie_word_embeddings": True} | config) | {"kv_heads": None, "head_dim": None}
+    return found | {"mla": latent(config)}
+
+
+def latent(config: Config) -> Config:
+    """The sizes of latent attention."""
     required = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return found | {"mla": {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}}
+    found = {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}
+    require(config, "qk_head_dim", (found["qk_nope_head_dim"] + found["qk_rope_head_dim"], None))
+    return found
 
 
 def _olmo(config: Config) -> Config:

@@ -15,6 +15,7 @@ from sim.inputs.families.dense import (
     hunyuan,
     llama,
     no_rope_step,
+    one_group,
     qwen2,
     qwen3,
     qwen_window,
@@ -24,6 +25,7 @@ from sim.inputs.families.dense import (
     window,
 )
 from sim.inputs.input_source import show
+from sim.inputs.recorded import decided, renamed
 
 
 def router(
@@ -69,8 +71,9 @@ def _minimax_m2(config: Config) -> Config:
     require(config, "qk_norm_type", ("per_layer", None))
     if signs := [sign for sign in config.get("attn_type_list") or [] if sign != 1]:  # 0: lightning attention
         raise NotExpressibleError(f"attn_type_list: found {show(signs[0])}; can be simulated: 1 in every layer")
-    found = _mixtral({"head_dim": 128, **config})
-    share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
+    found = _mixtral({"head_dim": 128} | config)
+    share = rope_share(config, 1.0)
+    share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else share
     own = {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
     return found | own | {"code": "minimax_m2"}
 
@@ -82,34 +85,38 @@ def qwen2_moe(config: Config) -> Config:
     kinds = ["full" if i % 2 or i >= first else "sliding" for i in range(config["num_hidden_layers"])]
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
     moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
-    found = qwen2({**config, "use_sliding_window": False}) | qwen_window(config, kinds)
+    found = qwen2(config | {"use_sliding_window": False}) | qwen_window(config, kinds)
     return found | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": casting_router(config, False)}
 
 
 def _qwen3_moe(config: Config) -> Config:
     """Qwen 3 with experts; windows in all layers or none (qwen3_moe/modeling_qwen3_moe.py: Qwen3MoeModel.forward)."""
-    windows = qwen_window({**config, "layer_types": None}, ["sliding"])
+    for key, allowed in (("qkv_bias", (False, None)), ("shared_expert_intermediate_size", (0, None))):
+        require(config, key, allowed)
+    windows = qwen_window(config | {"layer_types": None}, ["sliding"])
+    decided(config, "layer_types", "max_window_layers")
     moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
-    found = qwen3({**config, "use_sliding_window": False}, head_dim=None) | windows
+    found = qwen3(config | {"use_sliding_window": False}, head_dim=None) | windows
     return found | {"moe": moe, "code": casting_router(config, False)}
 
 
 def _gpt_oss(config: Config) -> Config:
     """Biases in attention, experts and router; a sink for each query head."""
-    plain = {"head_dim": 64, "attention_bias": True, "sliding_window": 128, **config}
+    plain = {"head_dim": 64, "attention_bias": True, "sliding_window": 128} | config
     require(plain, "attention_bias", (True,))
     moe = router(plain, "num_local_experts", "intermediate_size") | {"router_bias": True}
-    found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
+    require(config, "experts_per_token", (moe["top_k"], None))  # its first config has both names
+    found = llama(plain | {"attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
     found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True, "scaled_rope": True}
     found |= {"code": "gpt_oss"}
     return found | window(plain, "sliding_window", ["sliding", "full"])
 
 
 def _glm4_moe(config: Config) -> Config:
-    require(config, "n_group", (1, None))
+    one_group(config)
     shared, dense = config.get("n_shared_experts", 1), config.get("first_k_dense_replace", 1)
     moe = router(config, "n_routed_experts") | {"shared_experts": shared, "dense_layers": dense, "router_fp32": True}
-    found = llama({**config, "attention_bias": False}) | {"moe": moe}
+    found = llama(config | {"attention_bias": False}) | {"moe": moe}
     found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
     found |= {"rope_share": rope_share(config, 0.5)}
     return found | {"mtp_layers": config.get("num_nextn_predict_layers"), "code": "deepseek_v3"}
@@ -117,17 +124,17 @@ def _glm4_moe(config: Config) -> Config:
 
 def _exaone_moe(config: Config) -> Config:
     """K-EXAONE: EXAONE 4's attention, norms before attention and MLP, DeepSeek's experts."""
-    require(config, "n_group", (1, None))
-    whole = {"sliding_window": 4096, **config}
+    one_group(config)
+    whole = {"sliding_window": 4096} | config
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
-    moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
+    moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1} | config)}
     return exaone_windows(whole, llama(whole) | {"qk_norm": True, "moe": moe, "code": "deepseek_v3"})
 
 
 def _afmoe(config: Config) -> Config:
     """Trinity (Arcee): windows with rope, gated attention, norms on both sides, DeepSeek's experts."""
     require(config, "attention_bias", (False, None))  # the gates have none
-    whole = {"head_dim": 128, "sliding_window": 1024, **config}
+    whole = {"head_dim": 128, "sliding_window": 1024} | config
     step = config.get("global_attn_every_n_layers", 4)
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 2)}
     moe |= {"dense_layers": config.get("num_dense_layers", 1)}
@@ -139,7 +146,7 @@ def _hy_v3(config: Config) -> Config:
     """Hunyuan 3: Qwen 3's attention, a shared expert beside the routed ones, first layers dense."""
     require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
-    moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
+    moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1} | config)}
     code = "hy_v3" if config.get("enable_moe_fp32_combine", True) else "hy_v3_narrow"
     return qwen3(config) | {"moe": moe, "code": code}
 
@@ -150,8 +157,8 @@ def _mellum(config: Config) -> Config:
     kinds = config.get("mlp_layer_types") or ["sparse"]
     require({"mlp_layer_types": sorted({*kinds})}, "mlp_layer_types", (["sparse"],))
     experts = {"moe": router(config, _experts_key(config)), "code": casting_router(config, True)}
-    found = llama({"head_dim": 128, **config}) | {"qk_norm": True} | experts
-    return found | window({"sliding_window": 1024, **config}, "sliding_window", ["full"])
+    found = llama({"head_dim": 128} | config) | {"qk_norm": True} | experts
+    return found | window({"sliding_window": 1024} | config, "sliding_window", ["full"])
 
 
 def _phimoe(config: Config) -> Config:
@@ -163,6 +170,9 @@ def _phimoe(config: Config) -> Config:
 def _dbrx(config: Config) -> Config:
     """DBRX: layer norms without biases, 16 experts of which 4 are chosen."""
     attention, ffn = config["attn_config"], config["ffn_config"]
+    require(ffn.get("ffn_act_fn") or {}, "name", ("silu", None))
+    decided(ffn, "hidden_size")
+    decided(config, "num_key_value_heads")  # attention's own decides
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
@@ -186,7 +196,7 @@ def _kolibri1(config: Config) -> Config:
         "shared_ffn": config["shared_expert_intermediate_size"],
         "router_fp32": True,
     }
-    whole = {"head_dim": 128, "sliding_window": 513, "intermediate_size": config["moe_intermediate_size"], **config}
+    whole = {"head_dim": 128, "sliding_window": 513, "intermediate_size": config["moe_intermediate_size"]} | config
     own = {"qk_norm": True, "norm_position": "both", "moe": moe}
     return rope_in_windows_alone(whole, llama(whole) | own, 5)
 
@@ -200,7 +210,7 @@ def _cohere2_moe(config: Config) -> Config:
         "dense_layers": dense_layers(config),
     }
     dense = config.get("prefix_dense_intermediate_size") or config["intermediate_size"]
-    whole = {"head_dim": 128, "sliding_window": 4096, **config, "intermediate_size": dense}
+    whole = {"head_dim": 128, "sliding_window": 4096} | config | {"intermediate_size": dense}
     norm = {} if config.get("rms_norm_eps") is None else {"norm": "rmsnorm", "norm_in_fp32": False}
     sigmoid = config.get("expert_selection_fn", "softmax") == "sigmoid"
     summed = config.get("shared_expert_combination_strategy", "average") == "sum"
@@ -210,7 +220,7 @@ def _cohere2_moe(config: Config) -> Config:
 
 def _mimo_v2_flash(config: Config) -> Config:
     """MiMo V2 Flash: twice the key and value heads, and sinks, in layers with windows; values narrower than keys."""
-    require(config, "n_group", (1, None))
+    one_group(config)
     require(config, "n_shared_experts", (None, 0))
     require(config, "add_swa_attention_sink_bias", (True, None))
     require(config, "add_full_attention_sink_bias", (False, None))
@@ -225,13 +235,17 @@ def _mimo_v2_flash(config: Config) -> Config:
     if kinds is None:
         routed = config.get("moe_layer_freq") or [False] + [True] * (count - 1)
         kinds = ["sparse" if here else "dense" for here in routed]
-    whole = {"head_dim": 192, "sliding_window": 129, **config, "layer_types": types, "mlp_layer_types": kinds}
+    whole = {"head_dim": 192, "sliding_window": 129} | config | {"layer_types": types, "mlp_layer_types": kinds}
     if (before := config.get("sliding_window_size")) is not None:
+        decided(config, "sliding_window")
         whole["sliding_window"] = before + 1
     moe = router(config, "n_routed_experts") | {"dense_layers": dense_layers(whole), "router_fp32": True}
     of_windows = config.get("swa_num_key_value_heads", 2 * kv_heads)
     found = llama(whole | {"num_key_value_heads": of_windows, "attention_bias": False}) | {"moe": moe}
-    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": 1 / 3, "code": "mimo_v2_flash"}
+    width = whole["head_dim"]
+    share = round(rope_share(config, 1 / 3) * width) / width
+    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": share, "code": "mimo_v2_flash"}
+    decided(config, "attention_chunk_size", "swa_head_dim", "swa_v_head_dim", "swa_num_attention_heads")
     found |= {"qkv_bias": config.get("attention_bias", False), "left_out": ["the factor on values"]}
     found |= {"full_attention": {"kv_heads": kv_heads, "sinks": False}}
     return found | window(whole, "sliding_window", [])
@@ -245,10 +259,10 @@ def _llama4(config: Config) -> Config:
         raise NotExpressibleError(f"moe_layers: can be simulated: each {each}-th layer")
     step = config.get("no_rope_layer_interval", 4)
     moe = router(config, "num_local_experts", "intermediate_size") | {"shared_experts": 1, "every": each}
-    found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe, "code": "llama4"}
+    found = llama(config | {"intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe, "code": "llama4"}
     found |= {"qk_norm": "l2" if config.get("use_qk_norm", True) else False}
     pattern = ["chunked"] * (step - 1) + ["full"]
-    chunks = window({"attention_chunk_size": 8192, **config}, "attention_chunk_size", pattern)
+    chunks = window({"attention_chunk_size": 8192} | config, "attention_chunk_size", pattern)
     return found | {"no_rope_every": no_rope_step(step, config.get("no_rope_layers"))} | chunks
 
 
@@ -257,6 +271,7 @@ def dense_layers(config: Config) -> int | None:
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return config.get("first_k_dense_replace")
+    decided(config, "first_k_dense_replace")
     dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
         raise NotExpressibleError("mlp_layer_types: can be simulated: a list of dense layers, then sparse ones")
@@ -265,7 +280,7 @@ def dense_layers(config: Config) -> int | None:
 
 def _dots1(config: Config) -> Config:
     """dots.llm1: Qwen 3's attention, DeepSeek's experts."""
-    require(config, "n_group", (1, None))
+    one_group(config)
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts"), "router_fp32": True}
     whole = [*["full"] * config.get("max_window_layers", 62), *["sliding"] * config["num_hidden_layers"]]
     moe |= {"dense_layers": dense_layers(config)}
@@ -278,12 +293,7 @@ def _solar_open(config: Config) -> Config:
     require(config, "attention_bias", (False, None))
     if rope_share(config, 1.0) != 1.0:
         raise NotExpressibleError("partial_rotary_factor: only 1.0 can be simulated")
-    plain = {
-        "first_k_dense_replace": 0,
-        "intermediate_size": config["moe_intermediate_size"],
-        "head_dim": 128,
-        **config,
-    }
+    plain = {"first_k_dense_replace": 0, "intermediate_size": config["moe_intermediate_size"], "head_dim": 128} | config
     return _glm4_moe(plain) | {"qk_norm": False, "qkv_bias": False, "rope_share": None}
 
 
@@ -305,7 +315,8 @@ def _hunyuan_moe(config: Config) -> Config:
     for key in ("num_experts", "moe_topk"):
         if isinstance(config[key], list) and len({*config[key]}) > 1:
             raise NotExpressibleError(f"{key}: can be simulated: one number for all layers")
-    plain = {key: value[0] if isinstance(value, list) and value else value for key, value in config.items()}
+    sizes = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
+    plain = config | {key: each[0] for key in sizes if isinstance(each := config.get(key), list) and each}
     require(plain, "moe_intermediate_size", (plain["intermediate_size"], None))
     require(plain, "num_shared_expert", (1, None))
     require(plain, "moe_layer_num_skipped", (0, None))
@@ -334,7 +345,7 @@ def named_as_deepseek(config: Config) -> Config:
         "use_qkv_bias": "attention_bias",
         "num_mtp_layers": "num_nextn_predict_layers",
     }
-    return {names.get(key, key): value for key, value in config.items()}
+    return renamed(config, names)
 
 
 def _laguna(config: Config) -> Config:
@@ -345,9 +356,9 @@ def _laguna(config: Config) -> Config:
     require(config, "attention_bias", (False, None))  # the gates have none
     moe = router(config, "num_experts") | {
         "shared_ffn": config["shared_expert_intermediate_size"],
-        "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
+        "dense_layers": dense_layers({"first_k_dense_replace": 1} | config),
     }
-    whole = {"head_dim": 128, "sliding_window": 512, **config}
+    whole = {"head_dim": 128, "sliding_window": 512} | config
     found = llama(whole) | {"moe": moe, "qk_norm": True, "rope_share": 1.0, "attention_gate": "per_head"}
     found |= window(whole, "sliding_window", ["full"]) | {"code": "laguna"}
     return found | _laguna_heads(config, found)

@@ -15,11 +15,13 @@ from sim.inputs.families.dense import (
     rope_share,
 )
 from sim.inputs.input_source import show
+from sim.inputs.recorded import decided
 
 
 def _gpt2(config: Config) -> Config:
     """GPT-2; in StarCoder's (gpt_bigcode) the query heads share one key and one value (`multi_query`)."""
     require(config, "add_cross_attention", (False, None))
+    decided(config, "n_ctx", "num_key_value_heads")  # former names, of n_positions and of multi_query
     return {
         "layers": config["n_layer"],
         "hidden": config["n_embd"],
@@ -41,6 +43,7 @@ def _gpt_neo(config: Config) -> Config:
     layers = _named(config, "num_layers", "num_hidden_layers")
     kinds = [kind for names, count in config.get("attention_types") or [] for _ in range(count) for kind in names]
     kinds = kinds or ["global", "local"] * (layers // 2)
+    decided(config, "attention_layers")
     if {*kinds} - {"global", "local"}:
         raise NotExpressibleError(f"attention_types: found {show(kinds[0])}; can be simulated: global, local")
     found = {
@@ -166,6 +169,8 @@ def _falcon(config: Config) -> Config:
     norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)  # any other number than 2 is one
     parallel = grouped or config.get("parallel_attn", True)
     one_key = config.get("multi_query", True)
+    if not grouped:
+        decided(config, "num_kv_heads")
     return {
         "layers": _named(config, "num_hidden_layers", "n_layer"),
         "hidden": config["hidden_size"],
@@ -187,6 +192,8 @@ def _mpt(config: Config) -> Config:
     """MPT: GPT's layers without biases, ALiBi in place of positions."""
     attention = config.get("attn_config") or {}
     require(config, "no_bias", (True,))
+    require(config, "norm_type", ("low_precision_layernorm", "layernorm"))
+    decided(config, "learned_pos_emb")  # ALiBi's place
     for key, allowed in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
         require(attention, key, (allowed,))
     return {
@@ -207,6 +214,7 @@ def _mpt(config: Config) -> Config:
 def _gptj(config: Config) -> Config:
     """GPT-J: attention and MLP on one norm, attention without biases, rope over `rotary_dim` of a head."""
     hidden, heads = config["n_embd"], config["n_head"]
+    decided(config, "n_ctx")
     return {
         "layers": config["n_layer"],
         "hidden": hidden,
@@ -236,7 +244,7 @@ def _phi(config: Config) -> Config:
         "head_bias": True,
         "separate_qkv": True,
     }
-    found = llama({**config, "hidden_act": "silu"}) | own
+    found = llama(config | {"hidden_act": "silu"}) | own
     dropped = drops(config.get("resid_pdrop"), config.get("attention_dropout"))
     share = {"rope_share": rope_share(config, 0.5), **dropped}
     return found | share | {"parallel_block": True}
@@ -245,7 +253,7 @@ def _phi(config: Config) -> Config:
 def _persimmon(config: Config) -> Config:
     """Persimmon: squared ReLU, biases everywhere, layer norms of queries and keys, rope over half of each head."""
     require(config, "hidden_act", ("relu2",))
-    found = llama({**config, "hidden_act": "silu"}) | {"norm": "layernorm", "bias": True, "attention_bias": None}
+    found = llama(config | {"hidden_act": "silu"}) | {"norm": "layernorm", "bias": True, "attention_bias": None}
     found |= {
         "kv_heads": None,
         "head_dim": None,
@@ -260,7 +268,7 @@ def _persimmon(config: Config) -> Config:
 def _nemotron(config: Config) -> Config:
     """Nemotron 3 and 4 (arXiv 2402.16819), Minitron: squared ReLU, layer norms with biases, linear layers without."""
     require(config, "hidden_act", ("relu2",))
-    found = llama({**config, "hidden_act": "silu"}) | {"mlp": "relu2", "norm": "layernorm", "norm_bias": True}
+    found = llama(config | {"hidden_act": "silu"}) | {"mlp": "relu2", "norm": "layernorm", "norm_bias": True}
     return found | {"separate_qkv": True, "rope_share": rope_share(config, 0.5), "code": "nemotron"}
 
 
@@ -269,7 +277,7 @@ def _jais2(config: Config) -> Config:
     require(config, "hidden_act", ("relu2",))
     for key in ("attention_bias", "mlp_bias"):
         require(config, key, (True,))
-    found = llama({"attention_bias": True, "mlp_bias": True, **config, "hidden_act": "silu"})
+    found = llama({"attention_bias": True, "mlp_bias": True} | config | {"hidden_act": "silu"})
     return found | {"mlp": "relu2", "norm": "layernorm", "separate_qkv": True}
 
 
@@ -278,7 +286,7 @@ def _apertus(config: Config) -> Config:
     require(config, "hidden_act", ("xielu",))
     require(config, "output_vocab_size", (None, config["vocab_size"]))
     own = {"mlp": "xielu", "qk_norm": True, "separate_qkv": True}
-    return llama({**config, "hidden_act": "silu"}) | own
+    return llama(config | {"hidden_act": "silu"}) | own
 
 
 def _nanochat(config: Config) -> Config:
@@ -286,7 +294,7 @@ def _nanochat(config: Config) -> Config:
     require(config, "hidden_act", ("relu2",))
     own = {"mlp": "relu2", "separate_qkv": True, "qk_norm": True, "norm_weights": False, "embedding_norm": True}
     return (
-        llama({**config, "hidden_act": "silu"}) | own | {"logit_softcap": config.get("final_logit_softcapping", 15.0)}
+        llama(config | {"hidden_act": "silu"}) | own | {"logit_softcap": config.get("final_logit_softcapping", 15.0)}
     )
 
 

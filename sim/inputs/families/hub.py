@@ -48,7 +48,7 @@ def _chatglm(config: Config) -> Config:
 def _qwen(config: Config) -> Config:
     """The first Qwen: `intermediate_size` counts gate and up together."""
     require(config, "no_bias", (True,))
-    found = qwen2({**config, "intermediate_size": config["intermediate_size"] // 2})
+    found = qwen2(config | {"intermediate_size": config["intermediate_size"] // 2})
     return found | {"head_dim": config.get("kv_channels"), "trained_positions": config.get("seq_length")}
 
 
@@ -78,7 +78,7 @@ def _bailing(config: Config) -> Config:
 def _internlm(config: Config) -> Config:
     """The first InternLM: Llama's layers, with biases in attention's four projections (`bias`; vLLM, models/llama.py:
     "Support internlm/internlm-7b with bias")."""
-    return llama({**config, "attention_bias": config.get("bias", True)})
+    return llama(config | {"attention_bias": config.get("bias", True)})
 
 
 def _orion(config: Config) -> Config:

@@ -8,6 +8,7 @@ from typing import Any
 from sim.inputs.families.dense import Config, NotExpressibleError, llama, require, rope_share
 from sim.inputs.families.experts import router
 from sim.inputs.input_source import show
+from sim.inputs.recorded import decided
 
 _KINDS = {  # names of a layer's kind: a scenario's attention and, where the layer has one thing alone, its MLP
     "linear_attention": ("state_space", "none"),
@@ -36,6 +37,7 @@ def _mamba2(config: Config) -> Config:
     """Mamba 2: nothing but state-space layers."""
     require(config, "hidden_act", ("silu", "swish"))
     heads, groups = config["num_heads"], config.get("n_groups", 8)
+    decided(config, "expand", "time_step_rank")
     states = {
         "heads": heads,
         "head_dim": config["head_dim"],
@@ -66,6 +68,7 @@ def _mamba1(config: Config) -> Config:
     require(config, "use_bias", (False,))
     hidden, rank = config["hidden_size"], config.get("time_step_rank", "auto")
     inner = config.get("intermediate_size") or config.get("expand", 2) * hidden
+    decided(config, "expand")
     states = {
         "kind": "mamba1",
         "heads": inner,
@@ -130,7 +133,7 @@ def _states(config: Config, inner: int) -> Config:
 def _granite_hybrid(config: Config) -> Config:
     """Granite 4: Mamba 2 or attention, then experts beside a shared MLP, or that alone."""
     shared, experts = config["shared_intermediate_size"], config.get("num_local_experts", 8)
-    found = llama({**config, "intermediate_size": shared}) | {
+    found = llama(config | {"intermediate_size": shared}) | {
         "positions": "rope" if config.get("position_embedding_type") == "rope" else "none",
         "attention_pattern": layer_types(config, ["mamba"] * config["num_hidden_layers"]),
         "code": "granite",
@@ -138,7 +141,7 @@ def _granite_hybrid(config: Config) -> Config:
     if "state_space" in found["attention_pattern"]:
         found["state_space"] = _states(config, config.get("mamba_expand", 2) * config["hidden_size"])
     if experts:
-        sizes = {"num_local_experts": experts, "num_experts_per_tok": 2, **config}
+        sizes = {"num_local_experts": experts, "num_experts_per_tok": 2} | config
         found["moe"] = router(sizes, "num_local_experts", "intermediate_size") | {"shared_ffn": shared}
     return found
 
@@ -148,6 +151,7 @@ def _falcon_h1(config: Config) -> Config:
     for key in ("mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias"):
         require(config, key, (False, None))
     inner = config.get("mamba_d_ssm") or config.get("mamba_expand", 2) * config["hidden_size"]
+    decided(config, "mamba_expand", "mamba_norm_before_gate")
     states = _states(config, inner) | {"gated_norm": config.get("mamba_rms_norm", False)}
     return llama(config) | {"state_space": states, "attention_pattern": ["beside"]}
 
@@ -158,6 +162,8 @@ _NEMOTRON = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "m
 def _nemotron_h(config: Config) -> Config:
     """Nemotron-H: each layer is one thing, Mamba 2, attention, an MLP or experts; squared ReLU, no positions."""
     require(config, "mlp_hidden_act", ("relu2",))
+    require(config, "mamba_hidden_act", ("silu", None))
+    decided(config, "expand", "partial_rotary_factor", "time_step_rank", "topk_group")
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         require(config, key, (False, None))
     for key in ("n_group", "n_shared_experts"):
@@ -174,7 +180,7 @@ def _nemotron_h(config: Config) -> Config:
         "chunk": config.get("chunk_size", 128),
         "state_dtype": config.get("mamba_ssm_cache_dtype", "float32"),
     }
-    found = llama({"num_hidden_layers": len(kinds), "intermediate_size": 21504, **config}) | {
+    found = llama({"num_hidden_layers": len(kinds), "intermediate_size": 21504} | config) | {
         "layers": len(kinds),
         "mlp": "relu2",
         "tied_embeddings": False,  # nemotron_h/modeling_nemotron_h.py: _tied_weights_keys is empty

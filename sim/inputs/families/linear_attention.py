@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.inputs.families.deepseek import latent
-from sim.inputs.families.dense import Config, llama, qwen3, require, rope_share
+from sim.inputs.families.dense import Config, NotExpressibleError, latent, llama, qwen3, require, rope_share
 from sim.inputs.families.experts import dense_layers, qwen2_moe, router
 from sim.inputs.families.hybrids import layer_types
+from sim.inputs.input_source import show
+from sim.inputs.recorded import decided
 
 _NO_WINDOWS = {"use_sliding_window": False}  # which qwen3_next/modeling_qwen3_next.py and Qwen 3.5's do not read
 
@@ -16,7 +17,7 @@ _NO_WINDOWS = {"use_sliding_window": False}  # which qwen3_next/modeling_qwen3_n
 def _qwen3_next(config: Config) -> Config:
     """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
     require(config, "attention_bias", (False, None))
-    whole = {"head_dim": 256, "norm_topk_prob": True, **config, **_NO_WINDOWS}
+    whole = {"head_dim": 256, "norm_topk_prob": True} | config | _NO_WINDOWS
     found = qwen2_moe(whole) | {"qkv_bias": False, "qk_norm": True}
     found |= {"code": "qwen3_next" if whole["norm_topk_prob"] else "qwen3_next_as_chosen"}
     return found | _gated_delta_layers(config)
@@ -24,16 +25,17 @@ def _qwen3_next(config: Config) -> Config:
 
 def _qwen3_5(config: Config) -> Config:
     """Qwen3.5: Qwen3-Next's layers with a dense MLP."""
-    return qwen3({"head_dim": 256, **config, **_NO_WINDOWS}) | {"code": "gemma"} | _gated_delta_layers(config)
+    return qwen3({"head_dim": 256} | config | _NO_WINDOWS) | {"code": "gemma"} | _gated_delta_layers(config)
 
 
 def qwen3_5_moe(config: Config) -> Config:
     """Qwen3.5 with experts in every layer."""
-    return _qwen3_next({"intermediate_size": config["moe_intermediate_size"], **config})
+    return _qwen3_next({"intermediate_size": config["moe_intermediate_size"]} | config)
 
 
 def _gated_delta_layers(config: Config) -> Config:
     """The gated delta rule; in every n-th layer attention with a gate."""
+    require(config, "attn_output_gate", (True, None))
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
     own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": gated_delta(config)}
     own["norm_in_fp32"] = True  # qwen3_next/modeling_qwen3_next.py: Qwen3NextRMSNorm, as Gemma's
@@ -67,7 +69,7 @@ def _olmo_hybrid(config: Config) -> Config:
     }
     names = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
     rope = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta")) is not None
-    return llama({**config, "head_dim": None}) | {
+    return llama(config | {"head_dim": None}) | {
         "qk_norm": True,
         "qk_norm_over": "all_heads",
         "norm_position": "by_kind",
@@ -79,6 +81,12 @@ def _olmo_hybrid(config: Config) -> Config:
     }
 
 
+def _lightning(heads: Any, width: Any, chunk: Any) -> Config:
+    """Sizes of lightning attention."""
+    own = {"kind": "lightning", "heads": heads, "head_dim": width, "state": width, "groups": heads, "chunk": chunk}
+    return own | {"conv_kernel": 0, "conv_bias": False}
+
+
 def _minimax(config: Config) -> Config:
     """MiniMax-Text-01 and M1: lightning attention, in every n-th layer attention, with a window where the config has
     one (minimax/modeling_minimax.py: MiniMaxModel.forward); experts."""
@@ -86,16 +94,7 @@ def _minimax(config: Config) -> Config:
     width = config.get("head_dim") or config["hidden_size"] // heads
     signs = config.get("attn_type_list")  # 0 for lightning attention
     names = ["full_attention" if sign else "linear_attention" for sign in signs or [1, 0]]
-    states = {
-        "kind": "lightning",
-        "heads": heads,
-        "head_dim": width,
-        "state": width,
-        "groups": heads,
-        "conv_kernel": 0,
-        "conv_bias": False,
-        "chunk": config.get("block_size", 256),
-    }
+    states = _lightning(heads, width, config.get("block_size", 256))
     found = llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size"), "state_space": states}
     kinds = layer_types(config, names)
     if "full" in kinds and (size := config.get("sliding_window")) is not None:
@@ -144,32 +143,52 @@ def _kimi_linear(config: Config) -> Config:
     )
     moe = router(config, "num_experts", top_k=_top_k_key(config)) | {
         "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
-        "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
+        "dense_layers": dense_layers({"first_k_dense_replace": 1} | config),
         "router_fp32": True,
     }
     require(config, "moe_layer_freq", (1, None))
+    require(config, "num_expert_group", (1, None))
+    decided(config, "topk_group")
     found = llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe}
+    found |= {"trained_positions": config.get("model_max_length")}
     found |= {"positions": "none", "state_space": states, "code": "deepseek_v3"} | _NEVER_TIED
     return found | {"attention_pattern": layer_types(config, names)}
 
 
+_OF_LING_3 = ("linear_conv_kernel_dim", "short_conv_kernel_size", "kda_safe_gate", "kda_lower_bound")
+
+
 def _bailing_hybrid(config: Config) -> Config:
-    """Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on
-    its heads; DeepSeek V3's experts."""
+    """Ling 2.5 and 2.6 or Ling 3, by the code that a config names, else by keys of the delta rule.
+
+    Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on its
+    heads; DeepSeek V3's experts. Ling 2.5: lightning attention in the delta rule's place, no gates on heads.
+    """
     require(config, "attention_bias", (False, None))
+    for key in ("use_bias", "use_qkv_bias"):
+        require(config, key, (False, None))
+    code = str(next(iter(config.get("architectures") or []), ""))
+    delta = not config.keys().isdisjoint(_OF_LING_3) if not code.startswith("BailingMoeV") else "V3" in code
+    if delta != (not config.keys().isdisjoint(_OF_LING_3)) and not delta:
+        raise NotExpressibleError(f"architectures: found {show(code)}, whose layers have no convolutions, beside their sizes")
     heads = config.get("linear_num_heads", config["num_attention_heads"])
     width = config.get("linear_head_dim", config.get("head_dim", 128))
-    taps = config.get("linear_conv_kernel_dim", config.get("short_conv_kernel_size", 4))
+    decided(config, "group_norm_size", "use_qk_norm", "partial_rotary_factor", "rotary_dim", "head_dim")
     layers, group = config["num_hidden_layers"], config.get("layer_group_size", 6)
     groups = config.get("num_expert_group", config.get("n_group", 8))
     names = ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
     moe = router(config, "num_experts", top_k=_top_k_key(config)) | {
         "shared_experts": config.get("num_shared_experts", 1),
-        "dense_layers": dense_layers({"first_k_dense_replace": 2, **config}),
+        "dense_layers": dense_layers({"first_k_dense_replace": 2} | config),
         "router_fp32": True,
         "max_nodes_per_token": None if groups == 1 else config.get("topk_group", 4),
     }
-    states = _channel_gated("kda_whole", heads, width, taps)
+    require(config, "moe_shared_expert_intermediate_size", (moe["ffn"], None))
+    if delta:
+        taps = config.get("linear_conv_kernel_dim", config.get("short_conv_kernel_size", 4))
+        states = _channel_gated("kda_whole", heads, width, taps)
+    else:
+        states = _lightning(heads, width, 256)
     return llama(config) | {
         **_NEVER_TIED,
         "kv_heads": None,
@@ -178,7 +197,7 @@ def _bailing_hybrid(config: Config) -> Config:
         "moe": moe,
         "state_space": states,
         "attention_pattern": layer_types(config, names),
-        "attention_gate": "per_head",
+        "attention_gate": "per_head" if delta else False,
         "code": "deepseek_v3",
         "trained_positions": config.get("model_max_length", config.get("max_position_embeddings")),
     }

@@ -16,6 +16,7 @@ from sim.inputs.families.dense import (
     Family,
     NotExpressibleError,
     llama,
+    one_group,
     qwen2,
     qwen3,
     require,
@@ -25,14 +26,15 @@ from sim.inputs.families.dense import (
 from sim.inputs.families.experts import FAMILIES as WITH_EXPERTS
 from sim.inputs.families.experts import dense_layers, router
 from sim.inputs.families.hub import FAMILIES as ON_THE_HUB
+from sim.inputs.recorded import decided, renamed
 
 
 def _qwen2_vl(config: Config) -> Config:
-    return qwen2({"max_window_layers": 80, **config})
+    return qwen2({"max_window_layers": 80} | config)
 
 
 def _qwen3_vl(config: Config) -> Config:
-    return qwen3({**config, "use_sliding_window": False})
+    return qwen3(config | {"use_sliding_window": False})
 
 
 def _glm4v(config: Config) -> Config:
@@ -43,20 +45,20 @@ def _glm4v(config: Config) -> Config:
 
 def _glm_ocr(config: Config) -> Config:
     """GLM-OCR: GLM-4's layers without biases."""
-    return DENSE["glm4"]({"head_dim": None, **config, "attention_bias": False}) | {"qkv_bias": None, "code": "glm4v"}
+    return DENSE["glm4"]({"head_dim": None} | config | {"attention_bias": False}) | {"qkv_bias": None, "code": "glm4v"}
 
 
 def _glm4v_moe(config: Config) -> Config:
     """GLM-4.5V: GLM-4.5's layers, with biases of query, key and value."""
     require(config, "use_qk_norm", (False, None))
-    return WITH_EXPERTS["glm4_moe"]({"attention_bias": True, **config})
+    return WITH_EXPERTS["glm4_moe"]({"attention_bias": True} | config)
 
 
 def _mistral4(config: Config) -> Config:
     """Mistral Small 4: DeepSeek V2's layers, whose router computes in 16 bits."""
     require(config, "attention_bias", (False, None))
-    require(config, "n_group", (1, None))
-    found = LIKE_DEEPSEEK["deepseek_v2"]({"q_lora_rank": 1024, "n_shared_experts": 1, **config, "n_group": 1})
+    one_group(config)
+    found = LIKE_DEEPSEEK["deepseek_v2"]({"q_lora_rank": 1024, "n_shared_experts": 1} | config | {"n_group": 1})
     return found | {"moe": found["moe"] | {"router_fp32": False}, "code": "mistral4"}
 
 
@@ -65,7 +67,7 @@ def _molmo2(config: Config) -> Config:
     (transformers/models/molmo2/modeling_molmo2.py: Molmo2Attention, Molmo2DecoderLayer)."""
     require(config, "qk_norm_type", ("qwen3", "olmo", None))
     bias = bool(config.get("attention_bias", config.get("qkv_bias")))  # of queries, keys and values
-    found = qwen3({**config, "use_sliding_window": False, "attention_bias": False}) | {"qkv_bias": bias}
+    found = qwen3(config | {"use_sliding_window": False, "attention_bias": False}) | {"qkv_bias": bias}
     over = "all_heads" if config.get("qk_norm_type") == "olmo" else "head"
     rows = config.get("additional_vocab_size", 128)
     return found | {
@@ -79,7 +81,8 @@ def _deepseek_ocr(config: Config) -> Config:
     """DeepSeek OCR 2 and Unlimited OCR: DeepSeek MoE's layers with DeepSeek V2's router. The latter's windows hide
     nothing of the prompt, whose length a config does not say."""
     require(config, "topk_method", ("greedy", None))
-    found = ON_THE_HUB["deepseek"]({"n_shared_experts": 2, "first_k_dense_replace": 1, **config})
+    decided(config, "n_group", "topk_group", "sliding_window")
+    found = ON_THE_HUB["deepseek"]({"n_shared_experts": 2, "first_k_dense_replace": 1} | config)
     found |= {"moe": found["moe"] | {"router_fp32": True}, "code": "deepseek_ocr2"}
     windows = "reference_sliding_attention" in (config.get("layer_types") or ())
     return found | ({"left_out": ["windows of tokens behind the prompt"]} if windows else {})
@@ -108,7 +111,7 @@ def _muse_glimmer(config: Config) -> Config:
     without it; norms on both sides, those of queries and keys without weights."""
     require(config, "attention_bias", (False, None))
     act = config.get("hidden_activation") or "silu"
-    whole = {"head_dim": 128, "sliding_window": 2048, **config, "hidden_act": act}
+    whole = {"head_dim": 128, "sliding_window": 2048} | config | {"hidden_act": act}
     if whole.get("layer_types") is None:
         last = config["num_hidden_layers"] - 1
         kinds = ["sliding_attention" if (last - i) % 4 else "full_attention" for i in range(last + 1)]
@@ -134,16 +137,18 @@ def _step3p5(config: Config) -> Config:
     layers = config["num_hidden_layers"]
     require(config, "attention_bias", (False, None))  # the gates have none
     require(config, "mlp_bias", (False, None))  # routed experts have none
+    require(config, "n_shared_experts", (1, None))
     names = {"moe_num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
     names |= {"moe_top_k": "num_experts_per_tok", "num_attention_groups": "num_key_value_heads"}
-    names |= {"share_expert_dims": "share_expert_dim"}
-    whole = {"head_dim": 128, **{names.get(key, key): value for key, value in config.items()}}
+    names |= {"share_expert_dims": "share_expert_dim", "num_experts": "n_routed_experts"}
+    whole = {"head_dim": 128} | renamed(config, names)
     if (kinds := whole.get("layer_types")) is not None:
         whole["layer_types"] = kinds[:layers]  # prediction modules stand behind
     routed = whole.get("mlp_layer_types")
     if routed is None:
         given = whole.get("moe_layers_enum")
-        found_in = {int(i) for i in given.split(",")} if isinstance(given, str) else {*(given or range(3, layers))}
+        usual = range(config.get("first_k_dense_replace", 3), layers)
+        found_in = {int(i) for i in given.split(",")} if isinstance(given, str) else {*(given or usual)}
         routed = ["sparse" if i in found_in else "dense" for i in range(layers)]
     moe = router(whole, "n_routed_experts") | {
         "shared_ffn": whole.get("share_expert_dim", 1280),
@@ -181,6 +186,6 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "hy_v4_vl_text": Family(LIKE_DEEPSEEK["hy_v4"], {"q_lora_rank": 2048, "index_n_heads": 32}),
     "muse_glimmer_text": _muse_glimmer,
     **dict.fromkeys(("phi4_multimodal", "phi4mm"), DENSE["phi3"]),
-    "step3p5": _step3p5,
+    **dict.fromkeys(("step3p5", "step3p7"), _step3p5),
     "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}, own={"code": None}),  # its rope is Llama's
 }

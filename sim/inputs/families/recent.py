@@ -12,6 +12,7 @@ from sim.inputs.families.dense import Config, NotExpressibleError, cohere, llama
 from sim.inputs.families.experts import router
 from sim.inputs.families.linear_attention import gated_delta
 from sim.inputs.input_source import show
+from sim.inputs.recorded import decided
 
 IN_WINDOWS_ALONE = {"full_attention": {"rope": False}}  # rope
 LARA_KINDS = {"linear_attention": "state_space", "sliding_attention": "sliding", "full_attention": "full"}
@@ -25,7 +26,7 @@ def _flint(config: Config) -> Config:
     if dense != list(range(len(dense))):
         raise NotExpressibleError(f"mlp_only_layers: found {show(given)}; can be simulated: the first layers")
     types = ["full" if i < 2 or i % 4 == 1 or i == count - 1 else "sliding" for i in range(count)]
-    whole = {"head_dim": 128, "sliding_window": 513, **config}
+    whole = {"head_dim": 128, "sliding_window": 513} | config
     moe = router(config, "num_experts") | {
         "shared_ffn": config["shared_expert_intermediate_size"],
         "dense_layers": len(dense),
@@ -45,7 +46,7 @@ def _lara_mini(config: Config) -> Config:
         types = [names[i % len(names)] for i in range(config["num_hidden_layers"])]
     if unknown := [name for name in types if name not in LARA_KINDS]:
         raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {', '.join(LARA_KINDS)}")
-    whole = {"head_dim": 128, "tie_word_embeddings": True, **config}
+    whole = {"head_dim": 128, "tie_word_embeddings": True} | config
     whole |= {"intermediate_size": config["moe_intermediate_size"]}  # no layer is dense
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "router_fp32": True}
     found = llama(whole) | {"qk_norm": True, "norm_in_fp32": True, "moe": router(config, "num_experts") | shared}
@@ -64,6 +65,7 @@ def _cohere_compass(config: Config) -> Config:
     found = cohere(config) | {"code": None}  # its rope is Llama's
     types, ropes = config.get("layer_types"), config.get("rope_parameters") or {}
     if types is None or "sliding_attention" not in types:
+        decided(config, "sliding_window", "sliding_window_pattern")
         return found
     if ropes.get("full_attention", ropes) is None:
         return rope_in_windows_alone(config, found, config.get("sliding_window_pattern") or 4)
@@ -81,12 +83,13 @@ def _beam(config: Config) -> Config:
         raise NotExpressibleError(f"mlp_layer_types: found {show(kinds)}; can be simulated: the first layers dense")
     ropes = config.get("rope_parameters") or {"sliding_attention": {}, "full_attention": None}
     require({"rope_parameters": ropes.get("full_attention")}, "rope_parameters", (None,))
+    decided(config, "rope_parameters")
     types = ["full" if (i + 1) % 6 == 0 or i == count - 1 else "sliding" for i in range(count)]
     groups = config.get("topk_group", 4) if config.get("n_group", 8) != 1 else None
     moe = router(config, "num_experts") | {"dense_layers": dense, "router_fp32": True, "max_nodes_per_token": groups}
     own = {"qk_norm": True, "attention_gate": True, "norm_position": "both", "norm_in_fp32": True, "moe": moe}
     cap = config.get("final_logit_softcapping", 30.0)
-    whole = {"head_dim": 128, "sliding_window": 512, **config}
+    whole = {"head_dim": 128, "sliding_window": 512} | config
     windows = window(whole, "sliding_window", types)
     found = llama(whole) | own | windows | {"logit_softcap": cap, "code": "beam"}
     return found | (IN_WINDOWS_ALONE if "full" in windows.get("attention_pattern", ()) else {})

@@ -10,6 +10,7 @@ from sim.inputs.families.dense import Config, NotExpressibleError, llama, requir
 from sim.inputs.families.experts import dense_layers, router
 from sim.inputs.families.linear_attention import qwen3_5_moe
 from sim.inputs.input_source import show
+from sim.inputs.recorded import decided, without
 
 _MOST_ROWS, _MOST_HEADS = 10**9, 1_000  # of tables, so that their prime numbers are found in seconds
 UNTRAINED_INDEXER = "the loss that trains the indexer"
@@ -32,6 +33,13 @@ def _minimax_m3(config: Config) -> Config:
         types = ["minimax_m3_sparse" if sign else "full_attention" for sign in signs or [0] * layers]
     if unknown := [kind for kind in types if kind not in _M3_TYPES]:
         raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {', '.join(_M3_TYPES)}")
+    require(config, "hidden_act", ("silu", "swigluoai"))
+    require(config, "attention_output_gate", (False, None))
+    require(config, "qk_norm_type", ("per_head", None))
+    require(config, "use_qk_norm", (True, None))
+    require(config, "use_gemma_norm", (True, None))
+    require(config, "n_shared_experts", (1, None))
+    require(config, "moe_intermediate_size", (config["intermediate_size"], None))
     kinds = config.get("mlp_layer_types")
     if kinds is None and routed is not None:
         kinds = ["sparse" if here else "dense" for here in routed]
@@ -40,8 +48,9 @@ def _minimax_m3(config: Config) -> Config:
         "dense_layers": dense_layers({"mlp_layer_types": kinds}),
     }
     dense = config.get("dense_intermediate_size", 12288)
-    whole = {"head_dim": 128, **config, "intermediate_size": dense, "hidden_act": "silu"}
+    whole = {"head_dim": 128} | config | {"intermediate_size": dense, "hidden_act": "silu"}
     share = rope_share(config, config.get("rotary_dim", 64) / whole["head_dim"])
+    decided(config, "rotary_dim", "first_k_dense_replace")
     found = llama(whole) | {
         "mlp": "clamped_swiglu",
         "norm_in_fp32": True,
@@ -51,7 +60,13 @@ def _minimax_m3(config: Config) -> Config:
         "moe": moe,
         "code": "minimax_m3",
     }
-    return found | _m3_indexer(config, first) if "selected" in found["attention_pattern"] else found
+    for key, allowed in (("use_sparse_attention", True), ("sparse_score_type", "max"), ("sparse_init_block", 0)):
+        require(first, key, (allowed,))
+    require(first, "sparse_disable_index_value", (signs, None))  # no layer's indexer has values
+    if "selected" in found["attention_pattern"]:
+        return found | _m3_indexer(config, first)
+    decided(config, "sparse_attention_config", *(key for key, _ in _M3_INDEX.values()))
+    return found
 
 
 def _m3_indexer(config: Config, first: Config) -> Config:
@@ -77,7 +92,7 @@ def _qwen4(config: Config) -> Config:
     if unknown := [kind for kind in types if kind not in _QWEN_4_TYPES]:
         allowed = ", ".join(_QWEN_4_TYPES)
         raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {allowed}")
-    found = qwen3_5_moe({key: value for key, value in config.items() if key != "layer_types"}) | {
+    found = qwen3_5_moe(without(config, "layer_types")) | {
         "norm_in_fp32": True,
         "attention_pattern": [_QWEN_4_TYPES[kind] for kind in types],
         "hyper_connections": config.get("hc_count", 4),
