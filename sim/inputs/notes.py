@@ -14,6 +14,7 @@ from sim.inputs.rules.without_effect import keys_without_effect
 from sim.inputs.sections import Sections
 from sim.inputs.serving_notes import serving_notes
 from sim.inputs.training_config import ActivationOffload
+from sim.inputs.yaml_input import one_line
 from sim.variants.frameworks.records import framework_of, zero_engine
 from sim.variants.model_code import MODEL_CODE, ModelCode, code_of
 from sim.variants.optimizers import OPTIMIZERS
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from sim.inputs.training_config import Training
 
 LEAST_BUCKET_BYTES = 1024  # a number below it lacks its unit
+
+_SHOWN_KEYS = 12  # of a config that nothing reads
 
 
 def notes(sections: Sections, written: Parallelism, given: Set[str], generates: bool = False) -> Iterator[str]:
@@ -239,6 +242,10 @@ def _left_out_note(model: ModelConfig, t: Training | None) -> Iterator[str]:
     left_out = (*model.left_out, *(("clamp of queries, keys and values",) if clamps and not runs_code else ()))
     if left_out:
         yield f"model: simulated without the config's {', '.join(left_out)}"
+    if model.unread:
+        more = len(model.unread) - _SHOWN_KEYS
+        words = ", ".join(map(one_line, model.unread[:_SHOWN_KEYS])) + (f" and {more} more" if more > 0 else "")
+        yield f"model: keys of config.json that nothing here reads: {words}"
 
 
 def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:

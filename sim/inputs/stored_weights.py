@@ -278,12 +278,17 @@ def _of_scheme(scheme: Mapping[str, Any], packed: Any) -> _Format | None:
     """A format by compressed-tensors' description of weights and inputs; `packed`: its name of the layout."""
     weights, inputs = _mapping(scheme.get("weights")), scheme.get("input_activations")
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    wide = inputs is None
+    narrow = not wide and _mapping(inputs).get("num_bits") == bits and _mapping(inputs).get("type") == kind
+    decided(scheme, "input_activations")
+    if kind == "float" and bits in (4, 8) and not wide and not narrow:
+        return None
     if (kind, bits) == ("float", 8):
-        return _Format("fp8")
+        return _weight_only(8, None) if wide else _Format("fp8")
     if (kind, bits) == ("float", 4):
         if "mxfp4" in str(scheme.get("format", packed)) or group == 32:
             return _Format("mxfp4")
-        return _floats(group) if inputs is None else _Format("nvfp4")
+        return _floats(group) if wide else _Format("nvfp4")
     return _weight_only(bits, group) if kind == "int" and inputs is None else None
 
 

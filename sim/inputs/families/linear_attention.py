@@ -158,8 +158,17 @@ def _kimi_linear(config: Config) -> Config:
 _OF_LING_3 = ("linear_conv_kernel_dim", "short_conv_kernel_size", "kda_safe_gate", "kda_lower_bound")
 
 
+def _has_delta_rule(config: Config) -> bool:
+    """Tell Ling 3 from Ling 2.5 and 2.6, which share a `model_type`, by the code that a config names and by keys that
+    one of them has; the default is Ling 3, as in Transformers."""
+    code, sizes = str(next(iter(config.get("architectures") or []), "")), not config.keys().isdisjoint(_OF_LING_3)
+    if sizes and "MoeV2" in code:
+        raise NotExpressibleError(f"architectures: found {show(code)}, which has no convolutions, beside their sizes")
+    return sizes or ("MoeV2" not in code and "group_norm_size" not in config) or "MoeV3" in code
+
+
 def _bailing_hybrid(config: Config) -> Config:
-    """Ling 2.5 and 2.6 or Ling 3, by the code that a config names, else by keys of the delta rule.
+    """Ling 2.5, 2.6 and 3.
 
     Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on its
     heads; DeepSeek V3's experts. Ling 2.5: lightning attention in the delta rule's place, no gates on heads.
@@ -167,10 +176,7 @@ def _bailing_hybrid(config: Config) -> Config:
     require(config, "attention_bias", (False, None))
     for key in ("use_bias", "use_qkv_bias"):
         require(config, key, (False, None))
-    code = str(next(iter(config.get("architectures") or []), ""))
-    delta = not config.keys().isdisjoint(_OF_LING_3) if not code.startswith("BailingMoeV") else "V3" in code
-    if delta != (not config.keys().isdisjoint(_OF_LING_3)) and not delta:
-        raise NotExpressibleError(f"architectures: found {show(code)}, whose layers have no convolutions, beside their sizes")
+    delta = _has_delta_rule(config)
     heads = config.get("linear_num_heads", config["num_attention_heads"])
     width = config.get("linear_head_dim", config.get("head_dim", 128))
     decided(config, "group_norm_size", "use_qk_norm", "partial_rotary_factor", "rotary_dim", "head_dim")

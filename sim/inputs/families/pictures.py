@@ -137,7 +137,7 @@ def _step3p5(config: Config) -> Config:
     layers = config["num_hidden_layers"]
     require(config, "attention_bias", (False, None))  # the gates have none
     require(config, "mlp_bias", (False, None))  # routed experts have none
-    require(config, "n_shared_experts", (1, None))
+    decided(config, "n_shared_experts")  # share_expert_dim is of all of them
     names = {"moe_num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
     names |= {"moe_top_k": "num_experts_per_tok", "num_attention_groups": "num_key_value_heads"}
     names |= {"share_expert_dims": "share_expert_dim", "num_experts": "n_routed_experts"}

@@ -94,7 +94,7 @@ def test_a_decoder_has_the_parameters_of_transformers(tmp_path: Path, family: st
 
 
 def test_all_but_names_of_flat_configs_are_compared() -> None:
-    assert {*PICTURES} == {*CLASSES, "qwen2_vl", "qwen2_5_vl", "phi4_multimodal", "phi4mm"}
+    assert {*PICTURES} == {*CLASSES, "qwen2_vl", "qwen2_5_vl", "phi4_multimodal", "phi4mm", "step3p7"}
     assert {*PICTURES} <= {*FAMILIES}
 
 
