@@ -43,13 +43,14 @@ INT8 = {"weights": {"num_bits": 8, "type": "int"}}
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
         ({"quant_method": "awq", "bits": 4}, "int4_weight_only"),
         ({"quant_method": "gptq", "bits": 8}, "int8_weight_only"),
-        ({"quant_method": "mxfp4"}, "mxfp4_experts"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "llm_int8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": SCHEME}}, "fp8"),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": INT8}}, "int8_weight_only"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "nvfp4"),
         (PACKED, "nvfp4"),
+        (PACKED | {"config_groups": {"g": {"weights": FLOAT4}}}, "int4_weight_only"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}, "exclude": []}, "fp8"),
     ],
 )
 def test_a_config_says_how_weights_are_stored(tmp_path: Path, stored: dict[str, Any], kept: str) -> None:
@@ -68,8 +69,8 @@ def test_a_config_says_how_weights_are_stored(tmp_path: Path, stored: dict[str, 
         {"quant_method": "compressed-tensors", "config_groups": {"g": {**INT8, "input_activations": {"num_bits": 8}}}},
         {"quant_method": "compressed-tensors", "config_groups": {"g": 3}},
         {"quant_method": ["fp8"]},
-        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.0.self_attn*"]},
-        PACKED | {"config_groups": {"g": {"weights": FLOAT4}}},
+        {"quant_method": "modelopt", "quant_algo": "NVFP9"},
+        PACKED | {"config_groups": {"g": NVFP4 | {"input_activations": {"num_bits": 8, "type": "float"}}}},
     ],
 )
 def test_a_format_that_is_not_simulated_is_named(tmp_path: Path, stored: dict[str, Any]) -> None:
@@ -110,7 +111,8 @@ def test_a_checkpoint_in_fp8_says_how_tensorrt_llm_keeps_the_cache(
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": stored}))
     assert served(str(tmp_path), "trtllm-1.3").for_serving.kv_cache.dtype == kept
     assert served(str(tmp_path), "trtllm-1.3", kv_cache={"dtype": "fp8"}).for_serving.kv_cache.dtype == "fp8"
-    assert served(str(tmp_path), "vllm-v1").for_serving.kv_cache.dtype == "bf16"
+    found = [served(str(tmp_path), engine).for_serving.kv_cache.dtype for engine in ("vllm-v1", "vllm-0.14")]
+    assert found == ["bf16", kept]  # pull request 29980 of vllm-project/vllm
 
 
 def test_a_model_that_is_published_with_block_scales_has_a_cache_of_16_bits() -> None:
@@ -157,16 +159,104 @@ def test_nvfp4_is_multiplied_where_the_gpu_has_units_for_it() -> None:
     assert all(any("are kept in 4 bits and multiplied in bf16" in w for w in own) for own in warnings)
 
 
-def test_a_checkpoint_that_leaves_attention_in_16_bits_has_its_experts_in_nvfp4(tmp_path: Path) -> None:
-    """`ignore` of NVIDIA's checkpoints of DeepSeek names attention; TensorRT-LLM keeps keys as the checkpoint says."""
-    kept = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.0.self_attn*"]}
-    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-    for said, dtype in ((None, "bf16"), ("FP8", "fp8")):
-        stored = {**kept, "kv_cache_quant_algo": said}
-        (tmp_path / "config.json").write_text(json.dumps({**mixtral, "quantization_config": stored}))
-        scenario = served(str(tmp_path), "trtllm-1.3")
-        assert scenario.for_serving.quantization == "nvfp4_experts"
-        assert scenario.for_serving.kv_cache.dtype == dtype
+ROUTED = LLAMA | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+ROUTED |= {"shared_expert_intermediate_size": 512, "num_key_value_heads": 8}
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+OF_EXPERTS = {f"model.layers.{i}.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16} for i in range(2)}
+OF_ATTENTION = {f"model.layers.{i}.self_attn.{m}_proj": {"quant_algo": "FP8"} for i in range(2) for m in "qkvo"}
+INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("stored", "usual", "modules"),
+    [
+        (FP8_BLOCKS, "fp8", None),
+        (FP8_BLOCKS | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.norm"]}, "fp8", None),
+        (FP8_BLOCKS | {"modules_to_not_convert": ["self_attn"]}, "fp8", {"attention": "none"}),
+        (FP8_BLOCKS | {"ignored_layers": ["model.layers.1.self_attn"]}, "fp8", {"attention": ("fp8", "none")}),
+        (FP8_BLOCKS | {"modules_to_not_convert": ["mtp.layers.0.self_attn", "visual"]}, "fp8", None),
+        ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["mlp.shared_expert"]}, "int4_weight_only",
+         {"shared_experts": "none"}),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*attn.*": {}}}, "int4_weight_only", {"attention": "none"}),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, "mxfp4_experts", None),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.layers.*.self_attn*"]}, "nvfp4",
+         {"attention": "none"}),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*.self_attn.*", "*shared_expert*"]},
+         "nvfp4_experts", None),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": OF_EXPERTS}, "nvfp4_experts",
+         None),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": OF_EXPERTS | OF_ATTENTION},
+         "nvfp4_experts", {"attention": "fp8"}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": INT4},
+          "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_expert.*"]},
+         "int4_weight_only", {"attention": "none", "shared_experts": "none"}),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"a": SCHEME | {"targets": ["re:.*attn.*"]}, "b": INT4 | {"targets": ["re:.*mlp.experts.*"]}}},
+         "int4_weight_only", {"attention": "fp8", "shared_experts": "none"}),
+    ],
+)  # fmt: skip
+def test_lists_of_every_format_say_which_modules_it_has(
+    tmp_path: Path, stored: dict[str, Any], usual: str, modules: dict[str, Any] | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ROUTED | {"quantization_config": stored}))
+    scenario = served(str(tmp_path), "vllm-0.33")
+    found = scenario.model.checkpoint_modules
+    said = found if found is None else found.model_dump(exclude_none=True)
+    assert (scenario.for_serving.quantization, said, scenario.warnings) == (usual, modules, ())
+
+
+PLACES: dict[str, Any] = {
+    "at the top": lambda stored: ({"quantization_config": stored}, None),
+    "under its former name": lambda stored: ({"compression_config": stored}, None),
+    "beside": lambda stored: ({}, {"producer": {"name": "modelopt"}, "quantization": stored}),
+    "in the decoder's part": lambda stored: (
+        {"model_type": "qwen3_vl", "vision_config": {}, "text_config": LLAMA | {"quantization_config": stored}}, None
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_format_is_found_wherever_publishers_write_it(tmp_path: Path, place: str) -> None:
+    own, beside = PLACES[place]({"quant_algo": "FP8", "exclude_modules": ["*self_attn*"], "kv_cache_quant_algo": "FP8"})
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | own))
+    if beside:
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    scenario = served(str(tmp_path), "vllm-0.33")
+    assert scenario.for_serving.quantization == "fp8"
+    assert scenario.model.checkpoint_modules is not None
+    assert scenario.model.checkpoint_modules.attention == "none"
+    assert scenario.for_serving.kv_cache.dtype == "fp8"
+
+
+def weights_with(tmp_path: Path, stored: dict[str, Any]) -> float:
+    """Bytes of a served model's weights on its one GPU."""
+    (tmp_path / "config.json").write_text(json.dumps(ROUTED | {"quantization_config": stored}))
+    section = {"engine": "vllm-0.33", "requests": {**REQUESTS, "count": 2}}
+    data = {"model": str(tmp_path), "cluster": {"gpu": "b200-sxm"}, "inference": section}
+    return simulate_serving(parse_scenario(data)).capacity.weight_bytes[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "elements", "layers"),
+    [
+        ("self_attn", 4 * 512 * 512, 2),
+        ("mlp.shared_expert", 3 * 512 * 512, 2),
+        ("mlp.experts", 4 * 3 * 512 * 256, 2),
+        ("model.layers.1.mlp.experts", 4 * 3 * 512 * 256, 1),
+    ],
+)
+def test_a_module_in_16_bits_takes_another_byte_for_each_weight(
+    tmp_path: Path, module: str, elements: int, layers: int
+) -> None:
+    whole, without = (weights_with(tmp_path, FP8_BLOCKS | {"modules_to_not_convert": x}) for x in ([], [module]))
+    assert without - whole == elements * layers
+
+
+def test_groups_of_scales_take_their_bytes(tmp_path: Path) -> None:
+    """2 bytes for 32 weights, or for 128."""
+    linear = 2 * (4 * 512 * 512 + 3 * 512 * 512 + 4 * 3 * 512 * 256)
+    sizes = [weights_with(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": size}) for size in (32, 128)]
+    assert sizes[0] - sizes[1] == linear * (2 / 32 - 2 / 128)
 
 
 @pytest.mark.parametrize(
