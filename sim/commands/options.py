@@ -35,6 +35,8 @@ class ScenarioFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path; of a shipped scenario's name its file."""
         path = Path(str(super().convert(value, param, ctx)))
+        if "/" in str(value) and not path.exists():
+            self._refuse_model(str(value))
         if path.suffix or path == STANDARD_INPUT or path.exists() or "\0" in str(path):
             return path
         from sim.inputs.shipped import shipped_scenarios
@@ -43,15 +45,23 @@ class ScenarioFile(click.Path):
         if path.as_posix() in found:
             return found[path.as_posix()]
         from sim.inputs.input_source import nearest
-        from sim.inputs.model_input import model_presets
 
-        if path.as_posix() in model_presets():
-            raise InputError(
-                f"{path}: found the name of a model; allowed: a scenario (`stepsim scenarios` lists them);"
-                f" `stepsim run SCENARIO --set model={path}` runs a scenario with this model"
-            )
+        self._refuse_model(path.as_posix())
         hint = nearest(path.as_posix(), found)
         raise InputError(f"{path}: no such file or shipped scenario{hint} (`stepsim scenarios` lists them)")
+
+    @staticmethod
+    def _refuse_model(text: str) -> None:
+        """Raise for a model: a shipped one's name, an id on the Hub that is known, or one with `hf://` or its site."""
+        from sim.inputs.hub import PREFIX, as_model, config_of, without_site
+        from sim.inputs.model_input import model_presets
+
+        name = without_site(text)
+        if name in model_presets() or name.startswith(PREFIX) or config_of(name) is not None:
+            raise InputError(
+                f"{text}: found the name of a model; allowed: a scenario (`stepsim scenarios` lists them), whose key model"
+                f" names one; `stepsim run SCENARIO --set model={as_model(name)}` runs a scenario with this model"
+            )
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Names of shipped scenarios, and files."""

@@ -51,6 +51,9 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     if "preset" not in given and (machine := _machine_of_one(given)):
         data = given = {**given, "preset": machine}
     _check_one_a_node(given, source, path)
+    if "preset" not in given and "gpu" not in given and isinstance(name := given.get("name"), str):
+        shipped = f"found {show(name)}; preset names a shipped cluster: {{preset: {name}}}" if name in CLUSTERS else ""
+        raise source.error((*path, "name"), shipped or f"found {show(name)}, which is a label; give preset or gpu, too")
     if "preset" in data:
         data = _over_preset(data, source, path)
         if "nvlink_domain" not in given and "nvlink_domain" in data:

@@ -5,6 +5,7 @@ A file has a running engine's host seconds, as `python -m calibrate.serving` wri
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,10 @@ from sim.inputs.input_source import OneOf, Source, UserInput, as_tuple, found_fi
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.yaml_input import KeyPath
 from sim.variants.all2all import BACKENDS, All2All
-from sim.variants.engines import ENGINES
+from sim.variants.engines import ENGINE_FILES, ENGINES
 from sim.variants.engines.admission import RouterName
 from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.names import record_note
 from sim.variants.engines.record import Engine
 
 if TYPE_CHECKING:
@@ -100,6 +102,15 @@ def found_engine(name: str, source: Source, path: KeyPath) -> str:
     file = found_file(name, source, path)
     engine_of(file)
     return file
+
+
+def record_notes(data: Mapping[str, Any]) -> Iterator[str]:
+    """Return which records the engines that a scenario names by product and version are taken for."""
+    rl = data.get("rl") or {}
+    for key, section in (("inference", data.get("inference")), ("rl.generation", rl.get("generation"))):
+        name = section.get("engine") if isinstance(section, Mapping) else None
+        if isinstance(name, str) and name not in ENGINES and not name.endswith(ENGINE_FILES):
+            yield f"{key}.engine: {record_note(name)}"
 
 
 def all2all_of(inference: Inference) -> All2All:

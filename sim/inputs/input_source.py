@@ -44,8 +44,8 @@ class UserInput(BaseModel):
 
 class OneOf:
     """An annotation of a text that names an entry of `known`; the JSON Schema lists the names. `or_file`: the ending
-    of files that may be named instead. `meant`: the entry that another text means, or nothing; `told`: what else the
-    message says of it."""
+    of files that may be named instead. `meant`: the entry that another text means and that is taken for it, or nothing;
+    `told`: what else the message says of a text."""
 
     def __init__(
         self,
@@ -68,12 +68,13 @@ class OneOf:
 
     def _check(self, name: Any) -> Any:
         known = isinstance(name, str) and (name in self.known or (self.or_file and name.endswith(self.or_file)))
+        if not known and self.meant and isinstance(name, str) and (found := self.meant(name)):
+            return found
         if not known:
             *others, last = map(repr, self.known)
             expected = f"{', '.join(others)} or {last}" + f", or a file ({self.or_file})" * bool(self.or_file)
-            meant = self.meant(name) if self.meant and isinstance(name, str) else ""
             told = self.told(name) if self.told and isinstance(name, str) else ""
-            context = {"expected": expected, "meant": meant, "told": told}
+            context = {"expected": expected, "told": told}
             raise PydanticCustomError("literal_error", "must be {expected}", context)
         return name
 
@@ -339,9 +340,8 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
     if kind == "literal_error":
         allowed = str(context["expected"]).replace("True", "true").replace("False", "false")  # as YAML has them
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
-        meant = f"; here it is {context['meant']}" if context.get("meant") else ""
         hint = (
-            context.get("told") or meant or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
+            context.get("told") or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
         )
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":

@@ -7,7 +7,7 @@ Both raise `InputError` for the first thing wrong. A resolved scenario's dump pa
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -273,11 +273,19 @@ def resolve(source: Source, name: str) -> Scenario:
             *(*unknown, *more_unknown, *unknown_architecture(sections.cluster, written.ranks)),
             *network_note(data["cluster"], sections.cluster, written.ranks),
             *prediction_note(written.model, sections.model),
+            *_record_notes(data),
             *notes(sections, written.parallelism, written.of_inference, rl is not None),
             *rl_notes,
         ),
         source=replace(source, data={}),
     )
+
+
+def _record_notes(data: dict[str, Any]) -> Iterator[str]:
+    if "inference" in data or "rl" in data:
+        from sim.inputs.engine_file import record_notes
+
+        yield from record_notes(data)
 
 
 class _Written(NamedTuple):

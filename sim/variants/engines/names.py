@@ -64,6 +64,30 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
     return (older or records[:1])[-1]
 
 
+def record_note(text: str) -> str:
+    """What is worth saying of the record that a text is taken for.
+
+    >>> record_note("vllm==0.15.1")
+    "found 'vllm==0.15.1'; simulated as vllm-0.14, the record in force at that version"
+    >>> record_note("vllm 0.41")
+    "found 'vllm 0.41'; simulated as vllm-0.33, the newest record of vLLM"
+    >>> record_note("SGLang 0.3.2")
+    "found 'SGLang 0.3.2'; no record of SGLang is that old; simulated as the oldest, sglang, of 0.4 (2024-12)"
+    """
+    found = engine_named((text,))
+    assert found is not None, text
+    records = [e for e in ENGINES.values() if e.product == found.product]
+    version = _version(_recorded_spelling(text.lower()), found.product)
+    if version is not None and version < min(e.since for e in records):
+        since = ".".join(map(str, found.since))
+        said = f"no record of {found.product} is that old; simulated as the oldest, {found.name}, of {since} ({found.date})"
+    elif version is not None and found is not records[-1]:
+        said = f"simulated as {found.name}, the record in force at that version"
+    else:
+        said = f"simulated as {found.name}, the newest record of {found.product}"
+    return f"found {text!r}; {said}"
+
+
 def _recorded_spelling(text: str) -> str:
     for product, spelling in _SPELLINGS:
         text = re.sub(spelling, product, text)

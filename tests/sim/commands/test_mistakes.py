@@ -94,8 +94,6 @@ def test_keys_and_values(override: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("inference.engine=vllm", "here it is vllm-0.33"),  # the newest
-        ("inference.engine=vllm-0.10.2", "here it is vllm-v1"),  # the newest that is no newer
         ("inference.engine=bundle", "did you mean 'bundled'?"),
         ("inference.requests.trace=requests.csv", "cannot stand beside trace, which is another form of this mapping"),
         ("inference.requests.prompt_length=8", "here it is inference.requests.prompt_len"),

@@ -224,6 +224,8 @@ def test_output_in_any_encoding(encoding: str) -> None:
         (("rnu",), "did you mean 'run'?"),
         (("run", "1f1b_pp9"), "did you mean '1f1b_pp8'?"),
         (("run", "llama3-8b"), "found the name of a model"),
+        (("run", "hf://Qwen/Qwen3.5-27B"), "hf://Qwen/Qwen3.5-27B: found the name of a model"),
+        (("run", "https://huggingface.co/Qwen/Qwen3-32B"), "--set model=hf://Qwen/Qwen3-32B`"),
         (("run",), "SCENARIO: is missing"),
     ],
 )

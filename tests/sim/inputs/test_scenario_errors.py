@@ -123,6 +123,7 @@ CASES: list[tuple[str, str]] = [
     ("cluster={gpu: h1000}", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),
     ("cluster=p5.48xlarge", "no such cluster preset; the nearest is 'p5-efa' (`stepsim clusters` shows"),
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
+    ("cluster={name: dgx-h100}", "cluster.name: found 'dgx-h100'; preset names a shipped cluster: {preset: dgx-h100}"),
     ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
     ("cluster.inter_node.nic_bandwidth_bytes_per_s=400", "found 400; 400 bytes a second? write 400GB/s or 400Gbps"),
     ("cluster.gpu=h100", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),

@@ -62,6 +62,28 @@ def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engi
 
 
 @pytest.mark.parametrize(
+    ("name", "engine", "said"),
+    [
+        ("vllm-0.14", "vllm-0.14", None),
+        ("vllm 0.15.1", "vllm-0.14", "found 'vllm 0.15.1'; simulated as vllm-0.14, the record in force"),
+        ("vllm==0.13.0", "vllm-0.11", "vllm-0.11, the record in force"),
+        ("sglang 0.5.6.post2", "sglang-0.5", "sglang-0.5, the record in force"),
+        ("trtllm 1.2.0rc2", "trtllm-1.2", "trtllm-1.2, the record in force"),
+        ("vllm", "vllm-0.33", "the newest record of vLLM"),
+        ("vLLM v0.99", "vllm-0.33", "the newest record of vLLM"),
+        ("sglang 0.3.4", "sglang", "no record of SGLang is that old; simulated as the oldest"),
+        ("vllm 0.1.7", "vllm-0.2", "no record of vLLM is that old"),
+    ],
+)
+def test_a_version_takes_the_record_in_force_and_the_result_names_it(name: str, engine: str, said: str | None) -> None:
+    scenario = engine_scenario(name)
+    assert scenario.for_serving.engine == engine
+    found = [warning for warning in scenario.warnings if warning.startswith("inference.engine: ")]
+    assert len(found) == (said is not None)
+    assert all(said in warning for warning in found if said)
+
+
+@pytest.mark.parametrize(
     ("name", "product"),
     [
         ("lmdeploy", "LMDeploy"),
