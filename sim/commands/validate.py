@@ -30,7 +30,7 @@ from sim.validation.prediction import NotSimulated, meant
 from sim.validation.records import Measurement, Table
 from sim.validation.report import Outcome, Validation
 from sim.validation.statistics import Error, Verdict
-from sim.validation.tables import read_table
+from sim.validation.tables import read_table, unread_keys
 
 MARK = "<!-- written by sim.validate --markdown -->"
 CHUNK = 12  # rows a process takes at a time
@@ -92,7 +92,8 @@ def _outcome(job: Job) -> Outcome:
         question = next(iter(like.values()), "")
         return Outcome(index, row.id, (), False, f"nothing predicts {', '.join(missing)}{question}")
     too_large = not fits and "fits_in_memory" not in row.answers
-    return Outcome(index, row.id, errors, missing=missing, meant=like, verdicts=verdicts, too_large=too_large)
+    found_out = Outcome(index, row.id, errors, missing=missing, meant=like, verdicts=verdicts, too_large=too_large)
+    return replace(found_out, unread=unread_keys(row.data))
 
 
 @click.command("validate", cls=Command)
@@ -133,7 +134,7 @@ def main(
     if markdown is not None:
         write_text(markdown, kept + accuracy_markdown(done))
     result: dict[str, Any] = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
-    for words in chain.from_iterable(v.mistyped for v in done):
+    for words in chain.from_iterable((*v.mistyped, *v.not_read) for v in done):
         click.echo(f"warning: {words}", err=True)
     report.show(result, lambda _: accuracy_page(done), lambda found: print_accuracy(found["tables"]))
 

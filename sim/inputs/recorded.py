@@ -37,6 +37,9 @@ class Recorded(dict[str, Any]):
         made._asked, made._parts, made._names = self._asked, self._parts, names
         return made
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (dict(self), self._asked, self._names, self._parts)
+
     def _read(self, key: str, value: Any) -> Any:
         name = self._names.get(key)
         if name is None:
@@ -94,6 +97,12 @@ class Recorded(dict[str, Any]):
                 yield f"{place}{key}", value
             elif part is not None:
                 yield from part.unread(f"{place}{key}.")
+
+
+def _restored(data: dict[str, Any], asked: set[str], names: dict[str, str], parts: dict[str, Recorded]) -> Recorded:
+    made = Recorded(data)
+    made._asked, made._names, made._parts = asked, names, parts
+    return made
 
 
 def without(data: dict[str, Any], key: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.core.json_values import is_number
 from sim.inputs.parallelism import MAX_RANKS
+from sim.inputs.recorded import decided
 from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.validation.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
 from sim.validation.records import Measurement
@@ -63,7 +64,8 @@ def _usual_names(data: Mapping[str, Any]) -> dict[str, Any]:
     """The row with the format's own names: sizes under other usual ones, operators in any spelling."""
     found = {name: data[other] for name, others in _SIZES.items() for other in others if other in data}
     op = str(data.get("op")).lower().replace("-", "_")
-    return {**found, **data, "op": _NAMES.get(op, op)}
+    decided(data, "dtype")  # a message is bytes
+    return found | (data if isinstance(data, dict) else dict(data)) | {"op": _NAMES.get(op, op)}
 
 
 def _seconds(

@@ -13,6 +13,7 @@ from sim.core.errors import InputError
 from sim.core.json_values import is_count, is_number
 from sim.core.operator_kinds import ATTENTION_DECODE, ATTENTION_LAUNCHES, shape_flops
 from sim.core.program import Compute, Phase
+from sim.inputs.recorded import decided
 from sim.prices.cost import Cost
 from sim.prices.roofline import shape_bytes
 from sim.validation.fused_prices import fused_costs
@@ -70,7 +71,10 @@ def _usual_names(data: Data) -> dict[str, Any]:
     named = {size: data[name] for size in _SIZES for name in NAMES[size] if name in data and size not in data}
     if op == "attention":
         op = _PASSES[pass_of(data)]
-    return {**data, **named, "op": op}
+    return (data if isinstance(data, dict) else dict(data)) | named | {"op": op}
+
+
+_OF_TRAINING = ("layout", "stage", "impl", "provider", "qkv_contiguous")
 
 
 def _as_in_training(data: Data) -> bool:
@@ -79,7 +83,8 @@ def _as_in_training(data: Data) -> bool:
     Then it was measured as training runs it. A bare matmul or attention is taken for what a profile's own points are:
     a serving library's kernel in a short burst, which ends before the power limit acts.
     """
-    return any(key in data for key in ("layout", "stage", "impl", "provider", "qkv_contiguous"))
+    decided(data, *_OF_TRAINING)
+    return any(key in data for key in _OF_TRAINING)
 
 
 def total(parts: list[Cost]) -> Prediction:

@@ -122,7 +122,7 @@ def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
         mapping(row.data.get(key) or {}, f"moe_layer: {key}") for key in ("model", "parallelism", "training")
     )
     model = {name: _size(given, name) for name in ("experts", "top_k", "expert_ffn", "width", "seq_len")}
-    layout = {"dp": _data_parallel(row.data.get("gpus"), layout), **layout}
+    layout = {"dp": _data_parallel(row.data.get("gpus"), layout)} | layout
     batch = training.get("micro_batch_size", 1)
     precision, _, recipe = str(training.get("precision", "bf16")).partition(" ")  # fp8 blockwise
     return {

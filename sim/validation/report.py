@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, field
 
+from sim.core.units import counted
+from sim.inputs.yaml_input import one_line
 from sim.validation.records import Table
 from sim.validation.statistics import Error, Verdict, as_dict, by_group
 
@@ -14,10 +17,14 @@ from sim.validation.statistics import Error, Verdict, as_dict, by_group
 TOO_LARGE = "ran, and is predicted not to fit: the row leaves something out, or the memory is predicted wrongly"
 
 
+MOST_KEYS = 12  # of a table's rows that nothing reads, which a message names
+
+
 class Outcome(Struct, frozen=True):
     """The outcome of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
     `missing`: measured keys beside these that nothing predicts; `meant`: for those that look mistyped, a question.
-    `too_large`: it ran, and its predicted peak is more than the GPU's memory."""
+    `too_large`: it ran, and its predicted peak is more than the GPU's memory. `unread`: the row's keys that nothing
+    reads."""
 
     table: int
     id: str
@@ -28,6 +35,7 @@ class Outcome(Struct, frozen=True):
     meant: Mapping[str, str] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     too_large: bool = False
+    unread: tuple[str, ...] = ()
 
 
 class Validation(Struct, frozen=True):
@@ -57,6 +65,19 @@ class Validation(Struct, frozen=True):
             for key, said in o.meant.items()
         ]
 
+    @property
+    def unread(self) -> Mapping[str, int]:
+        """Keys of rows that nothing reads, and of how many rows."""
+        return Counter([key for o in self.outcomes for key in o.unread])
+
+    @property
+    def not_read(self) -> list[str]:
+        """A message that names them, if there are any."""
+        keys = [f"{one_line(key)} ({counted(rows, 'row')})" for key, rows in self.unread.items()]
+        more = f" and {len(keys) - MOST_KEYS} more" if len(keys) > MOST_KEYS else ""
+        named = ", ".join(keys[:MOST_KEYS])
+        return [f"{self.table.path}: keys of rows that nothing here reads: {named}{more}"] if keys else []
+
     def as_dict(self) -> dict[str, Any]:
         """One entry of `tables` in format sim-validate/1."""
         found: list[Error | Verdict] = [*self.errors, *self.verdicts]
@@ -71,6 +92,7 @@ class Validation(Struct, frozen=True):
             "not_believed": [{"id": r.id, "reason": r.not_believed} for r in self.table.rows if r.not_believed],
             "not_fitting": [{"id": o.id, "reason": TOO_LARGE} for o in self.outcomes if o.too_large],
             "not_predicted": [{"id": o.id, "keys": list(o.missing)} for o in self.outcomes if o.missing],
+            "not_read": dict(self.unread),
             "groups": by_group(found),
             "errors": [as_dict(e) for e in found],
         }

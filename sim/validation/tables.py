@@ -18,6 +18,7 @@ from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
 from sim.inputs.input_source import Source, file_named, show
 from sim.inputs.overrides import merge
 from sim.inputs.plain_data import listed, mapping
+from sim.inputs.recorded import Recorded
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
@@ -63,6 +64,23 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
+# Keys of rows that say where figures come from, what was published beside them, or what a capture takes (`program`).
+_DESCRIBES = (
+    *("note", "notes", "comment", "source", "citation", "page", "figure", "table", "url", "date", "also", "system", "gpu"),
+    *("published", "published_predictions", "predicted_before", "derived", "reading", "conditions", "population"),
+    *("spread", "statistic", "tuned", "program", "measured_rank", "engine", "liger_version", "flops", "tflops"),
+    *("efficiency", "provider", "impl", "run.submitter", "run.system", "run.nodes", "run.gpus", "run.config"),
+    *("run.commit", "run.config_basis", "run.step_time_from", "run.step_time_from_blocks_s", "run.result_files"),
+    *("run.spread_of_runs", "run.max_memory_usage_as_logged"),
+)
+
+
+def unread_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a row that nothing has read and that do not only describe it."""
+    places = (place for place, _ in row.unread()) if isinstance(row, Recorded) else ()
+    return tuple([place for place in places if place not in _DESCRIBES and place.partition(".")[0] not in _DESCRIBES])
+
+
 class _Whole(NamedTuple):
     """What holds for all rows of a table. `shared`: their scenario; `software`: also the citation."""
 
@@ -80,14 +98,15 @@ def _row(data: object, where: str, table: _Whole) -> Measurement:
     name = row.get("id") if isinstance(row.get("id"), str) else where.rpartition(": ")[2]
     group = str(row.get("group") or (name if kind in ("training_step", "inference") else _group(row)))
     try:
-        row = _mapping(data, where)
+        row = Recorded(_mapping(data, where))
+        row.accept(("id", "group", "measured", "scenario"))
         if not isinstance(row.get("id"), str):
             said = f"found {str(row['id'])[:60]!r}" if "id" in row else "is required and missing"
             raise InputError(f"{where}.id: {said}; allowed: text that names the row")
-        given = _mapping(row.get("measured"), f"{where}.measured")
+        given = _mapping(dict.get(row, "measured"), f"{where}.measured")
         answers = {key: value for key, value in given.items() if isinstance(value, bool)}
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
-        own = _scenario(row.get("scenario"), f"{where}.scenario")
+        own = _scenario(dict.get(row, "scenario"), f"{where}.scenario")
         scenario = merge(table.shared, own)
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
             training = with_adapter_dropout(scenario["training"], table.assumptions)

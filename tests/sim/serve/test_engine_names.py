@@ -72,7 +72,7 @@ def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engi
         ("vllm", "vllm-0.33", "the newest record of vLLM"),
         ("vLLM v0.99", "vllm-0.33", "the newest record of vLLM"),
         ("sglang 0.3.4", "sglang", "no record of SGLang is that old; simulated as the oldest"),
-        ("vllm 0.1.7", "vllm-0.2", "no record of vLLM is that old"),
+        ("vllm 0.0.1", "vllm-0.2", "no record of vLLM is that old"),
     ],
 )
 def test_a_version_takes_the_record_in_force_and_the_result_names_it(name: str, engine: str, said: str | None) -> None:
