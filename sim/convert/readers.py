@@ -14,6 +14,7 @@ from sim.convert.scripts.command_line import with_values
 from sim.convert.scripts.containers import started
 from sim.convert.scripts.environment import environment_note
 from sim.convert.scripts.sourced import Sourced, advice, with_sourced
+from sim.convert.sizes_left import with_sizes_left
 from sim.core.errors import InputError
 from sim.core.files import read_text
 
@@ -248,13 +249,13 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     refuse_alike(file, data)
     for is_own, convert in _data_formats(asked.seq_len):
         if is_own(data):
-            return convert(file, data, asked.machine)
+            return with_sizes_left(data, lambda own, convert=convert: convert(file, own, asked.machine))
     refuse_other_trainer(file, data)
     if is_swift_config(data):
         data = arguments_of(data, {}, asked.machine.gpus)
     if not (asked.told or is_training_arguments(data)):
         raise not_told(file)
-    return _of_arguments(file, data, asked.machine, asked.seq_len)
+    return with_sizes_left(data, lambda own: _of_arguments(file, own, asked.machine, asked.seq_len))
 
 
 READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {

@@ -74,11 +74,13 @@ class Machine(Struct, frozen=True):
 
 class Converted(Struct, frozen=True):
     """A scenario as a mapping, and notes for its reader: what was assumed, and settings that no key says.
-    `missing`: keys that the file leaves open and `--set` must give, each with what would say it."""
+    `missing`: keys that the file leaves open and `--set` must give, each with what would say it. `asked`: names that
+    the reader took, or knows to change nothing."""
 
     scenario: dict[str, Any]
     notes: tuple[str, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
 
 
 class Settings(Struct, dict=True):
@@ -232,7 +234,11 @@ class Settings(Struct, dict=True):
         asked = [f"{name} is not read: did you mean {meant}?" for name, meant in meant_by.items()]
         notes = [*self.notes, *asked, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
-        return Converted(scenario, tuple(notes), self.missing)
+        return Converted(scenario, tuple(notes), self.missing, frozenset({*self.asked(), *harmless}))
+
+    def asked(self) -> set[str]:
+        """Names that were taken, those of sections, too."""
+        return self.taken.union(*(section.asked() for section in self.sections))
 
     def ranks(self, stated: int | None, machine: Machine, divisor: int, words: str) -> int:
         """Ranks over `divisor`: data-parallel replicas.

@@ -129,7 +129,9 @@ def _glm_moe_dsa(config: Config) -> Config:
     for key in ("indexer_types", "index_topk_pattern"):
         if (kinds := config.get(key)) is not None:
             decided(config, "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
-            return found | {"attention_pattern": _indexers(key, kinds, config["num_hidden_layers"])}
+            pattern = _indexers(key, kinds, config["num_hidden_layers"])
+            # a prediction module's place among layers that use an earlier one's keys is not simulated
+            return found | {"attention_pattern": pattern} | ({"mtp_layers": 0} if "reused" in pattern else {})
     require(config, "index_topk_freq", (1, None))
     return found
 
