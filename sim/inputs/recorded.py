@@ -89,11 +89,11 @@ class Recorded(dict[str, Any]):
         self.accept([name for name in there if dict.get(self, name) in known])
 
     def unread(self, place: str = "") -> Iterator[tuple[str, Any]]:
-        """Places and values of keys that nobody asked for, in the file's order; a mapping of which nobody asked for
-        anything is one of them."""
+        """Places and values of keys that nobody asked for, in the file's order; a mapping for which nobody asked is one
+        of them."""
         for key, value in dict.items(self):
             part = self._parts.get(key)
-            if key not in self._asked or (part is not None and part and not part._asked):
+            if key not in self._asked:
                 yield f"{place}{key}", value
             elif part is not None:
                 yield from part.unread(f"{place}{key}.")

@@ -65,7 +65,8 @@ def _minimax_m3(config: Config) -> Config:
     require(first, "sparse_disable_index_value", (signs, None))  # no layer's indexer has values
     if "selected" in found["attention_pattern"]:
         return found | _m3_indexer(config, first)
-    decided(config, "sparse_attention_config", *(key for key, _ in _M3_INDEX.values()))
+    decided(config, *(key for key, _ in _M3_INDEX.values()))
+    decided(first, *_M3_INDEX)
     return found
 
 

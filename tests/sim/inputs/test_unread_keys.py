@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from sim.core.errors import InputError
-from sim.inputs.huggingface import _known, _never_matters, model_of_config
+from sim.inputs.huggingface import _never_matters, model_of_config
 from sim.inputs.scenario import parse_scenario
 
 SHOWN = yaml.safe_load((Path(__file__).parents[3] / "docs" / "families.yaml").read_text())
@@ -71,20 +71,11 @@ def test_a_published_config_is_read_without_a_word() -> None:
 
 def test_a_warning_names_places_in_one_line() -> None:
     config = {"model_type": "gemma3", "vision_config": {}, "mm_tokens_per_image": 256}
-    config["text_config"] = MOST_OF_THEM["Gemma 3"] if "Gemma 3" in MOST_OF_THEM else next(
-        c for c in MOST_OF_THEM.values() if c["model_type"] == "gemma3_text"
-    )
-    config["text_config"] = config["text_config"] | {f"num_phantoms_{i}": i for i in range(20)}
+    text = next(config for config in MOST_OF_THEM.values() if config["model_type"] == "gemma3_text")
+    config["text_config"] = text | {f"num_phantoms_{i}": i for i in range(20)}
     found = model_of_config(config, "config.json")
     training = {"seq_len": 128, "global_batch_size": 1}
     warnings = parse_scenario({"model": found, "training": training, "cluster": "dgx-h100"}).warnings
     (line,) = [warning for warning in warnings if "nothing here reads" in warning]
     assert "text_config.num_phantoms_0, text_config.num_phantoms_1, " in line
     assert line.endswith(" and 8 more")
-
-
-def test_what_never_matters_is_no_size_that_a_family_has() -> None:
-    """But for the names of a format and of what draws text."""
-    declared = {word for words in _known().without_effect.values() for word in words.split()}
-    sizes = {key for config in MOST_OF_THEM.values() for key in config}
-    assert declared & sizes <= {"model_type", "rope_parameters", "norm_topk_prob", "router_aux_loss_coef"}
