@@ -59,8 +59,8 @@ class ScenarioFile(click.Path):
         name = without_site(text)
         if name in model_presets() or name.startswith(PREFIX) or config_of(name) is not None:
             raise InputError(
-                f"{text}: found the name of a model; allowed: a scenario (`stepsim scenarios` lists them), whose key model"
-                f" names one; `stepsim run SCENARIO --set model={as_model(name)}` runs a scenario with this model"
+                f"{text}: found the name of a model; allowed: a scenario (`stepsim scenarios` lists them), whose key"
+                f" model names one; `stepsim run SCENARIO --set model={as_model(name)}` runs a scenario with this model"
             )
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -247,9 +247,9 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     refuse_alike(file, data)
-    for is_own, convert in _data_formats(asked.seq_len):
-        if is_own(data):
-            return with_sizes_left(data, lambda own, convert=convert: convert(file, own, asked.machine))
+    known = next((convert for is_own, convert in _data_formats(asked.seq_len) if is_own(data)), None)
+    if known is not None:
+        return with_sizes_left(data, lambda own: known(file, own, asked.machine))
     refuse_other_trainer(file, data)
     if is_swift_config(data):
         data = arguments_of(data, {}, asked.machine.gpus)

@@ -30,7 +30,7 @@ from sim.inputs.families import (
 from sim.inputs.families.dense import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
-from sim.inputs.recorded import Recorded, decided
+from sim.inputs.recorded import Recorded, decided, same
 from sim.inputs.stored_weights import stored_weights
 from sim.inputs.yaml_input import one_line
 
@@ -188,9 +188,9 @@ def model_of_config(whole: Config, file: str) -> Config:
     for part in (whole, parts_of_all):
         part.accept(towers)
     given = {key: value for key, value in mapping.items() if value is not None}
-    for part in (whole, config):
-        for names in _ALIKE:
-            part.accept_same(names)
+    for names in _ALIKE:
+        same(whole, names)
+        same(config, names)
     unread = _unread(whole)
     return given | ({"left_out": left_out} if left_out else {}) | ({"unread": unread} if unread else {})
 

@@ -340,9 +340,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
     if kind == "literal_error":
         allowed = str(context["expected"]).replace("True", "true").replace("False", "false")  # as YAML has them
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
-        hint = (
-            context.get("told") or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
-        )
+        hint = context.get("told") or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"

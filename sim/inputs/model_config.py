@@ -21,7 +21,8 @@ from sim.variants.model_code import MODEL_CODE
 Activation = Annotated[str, OneOf(ACTIVATIONS)]
 Code = Annotated[str, OneOf(MODEL_CODE)]
 Quantizations = Annotated[
-    Quantization | Annotated[tuple[Quantization, ...], Field(min_length=1, max_length=10_000)], BeforeValidator(as_tuple)
+    Quantization | Annotated[tuple[Quantization, ...], Field(min_length=1, max_length=10_000)],
+    BeforeValidator(as_tuple),
 ]
 MAX_POSITIONS = 100_000_000
 MAX_LAYERS = 10_000

@@ -52,9 +52,9 @@ class Recorded(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         return self._read(key, super().__getitem__(key))
 
-    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, key: str, default: Any = None) -> Any:
         """As a dict's."""
-        return self[key] if key in self else default
+        return self._read(key, super().get(key, default))
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._names.pop(key, None)
@@ -82,11 +82,9 @@ class Recorded(dict[str, Any]):
                 self._asked.add(name)
                 self._parts.pop(name, None)
 
-    def accept_same(self, names: Iterable[str]) -> None:
-        """Count keys as asked for that have the value of one that was, all of them names of one thing."""
-        there = [name for name in names if name in self]
-        known = [dict.get(self, name) for name in there if name in self._asked]
-        self.accept([name for name in there if dict.get(self, name) in known])
+    def has_read(self, key: str) -> bool:
+        """Tell whether somebody asked for a key's value in the file."""
+        return self._names.get(key) in self._asked
 
     def unread(self, place: str = "") -> Iterator[tuple[str, Any]]:
         """Places and values of keys that nobody asked for, in the file's order; a mapping for which nobody asked is one
@@ -125,3 +123,11 @@ def decided(data: Mapping[str, Any], *keys: str) -> None:
     """Count keys as asked for, about which others have decided: their values, whatever they are, change nothing."""
     if isinstance(data, Recorded):
         data.accept(keys)
+
+
+def same(data: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Count keys as asked for that have the value of one that was, all of them names of one thing."""
+    if isinstance(data, Recorded):
+        there = [name for name in names if name in data]
+        known = [dict.get(data, name) for name in there if data.has_read(name)]
+        data.accept([name for name in there if dict.get(data, name) in known])

@@ -172,9 +172,9 @@ def stored_weights(given: Any, model: Mapping[str, Any], config: Mapping[str, An
         return Stored(cache=cache, unread=(f"quantization_config ({one_line(str(method))})", *strange))
     known = [(modules, cast("_Format", form)) for modules, form in rules]
     parts, uneven = _by_part(known, cast("_Format", usual), model, config)
-    groups = Counter([
-        group for part, forms in parts.items() for form in forms if form is not None and (group := form.scaled(part))
-    ])
+    groups = Counter(
+        [group for part, forms in parts.items() for form in forms if form is not None and (group := form.scaled(part))]
+    )
     strange += [f"pattern {pattern}" for modules, _ in rules for pattern in modules.strange]
     unread = [*strange, *(f"formats of single matrices of {part}" for part in uneven)]
     if any(form.name != "none" and modules.has(0, "lm_head") for modules, form in known):
@@ -222,7 +222,9 @@ def _rules(given: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[list[tu
     for pattern, scheme in _mapping(given.get("layer_quant_config")).items():  # Quark
         rules.append((_Modules([pattern]), _of_quark(_mapping(scheme))))
     rules += groups
-    if method == "mxfp4" or (usual == _Format("fp8") and given.get("expert_dtype", config.get("expert_dtype")) == "fp4"):
+    if method == "mxfp4" or (
+        usual == _Format("fp8") and given.get("expert_dtype", config.get("expert_dtype")) == "fp4"
+    ):
         rules.append((_Modules(["experts"]), _Format("mxfp4")))
     return rules, _SIXTEEN if usual is None and (groups or method == "mxfp4") else usual
 
@@ -316,7 +318,7 @@ def _of_groups(given: Mapping[str, Any]) -> tuple[list[tuple[_Modules, _Format |
     if isinstance(moe := given.get("moe_quant_algo"), str) and not named:
         found.append((_Modules(["experts"]), _of_algorithm(moe, given.get("group_size"))))
     groups = _mapping(given.get("config_groups")).values()
-    if named or isinstance(given.get("quant_algo"), str) and given.get("quant_algo") != "MIXED_PRECISION":
+    if named or (isinstance(given.get("quant_algo"), str) and given.get("quant_algo") != "MIXED_PRECISION"):
         decided(given, "config_groups")
         return found, None
     usual: _Format | None = None
@@ -353,7 +355,7 @@ def _by_part(
     uneven: set[str] = set()
     moe = model.get("moe") or {}
     shared = bool(moe.get("shared_experts") or moe.get("shared_ffn"))
-    # One MLP beside the experts, which no key calls shared, is written as a dense layer's, experts outside it (Gemma 4).
+    # An MLP beside the experts that no key calls shared is written as a dense layer's, experts outside it (Gemma 4).
     beside = shared and not any(_SAYS_SHARED.search(key) for key in config)
     for i, (states, mlp) in enumerate(_kinds(model)):
         routed = mlp == "experts"

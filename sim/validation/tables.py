@@ -66,7 +66,21 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
 
 # Keys of rows that say where figures come from, what was published beside them, or what a capture takes (`program`).
 _DESCRIBES = (
-    *("note", "notes", "comment", "source", "citation", "page", "figure", "table", "url", "date", "also", "system", "gpu"),
+    *(
+        "note",
+        "notes",
+        "comment",
+        "source",
+        "citation",
+        "page",
+        "figure",
+        "table",
+        "url",
+        "date",
+        "also",
+        "system",
+        "gpu",
+    ),
     *("published", "published_predictions", "predicted_before", "derived", "reading", "conditions", "population"),
     *("spread", "statistic", "tuned", "program", "measured_rank", "engine", "liger_version", "flops", "tflops"),
     *("efficiency", "provider", "impl", "run.submitter", "run.system", "run.nodes", "run.gpus", "run.config"),

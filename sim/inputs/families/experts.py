@@ -235,14 +235,14 @@ def _mimo_v2_flash(config: Config) -> Config:
     if kinds is None:
         routed = config.get("moe_layer_freq") or [False] + [True] * (count - 1)
         kinds = ["sparse" if here else "dense" for here in routed]
-    whole = {"head_dim": 192, "sliding_window": 129} | config | {"layer_types": types, "mlp_layer_types": kinds}
+    whole: Config = {"head_dim": 192, "sliding_window": 129} | config | {"layer_types": types, "mlp_layer_types": kinds}
     if (before := config.get("sliding_window_size")) is not None:
         decided(config, "sliding_window")
         whole["sliding_window"] = before + 1
     moe = router(config, "n_routed_experts") | {"dense_layers": dense_layers(whole), "router_fp32": True}
     of_windows = config.get("swa_num_key_value_heads", 2 * kv_heads)
     found = llama(whole | {"num_key_value_heads": of_windows, "attention_bias": False}) | {"moe": moe}
-    width = whole["head_dim"]
+    width: int = config.get("head_dim", 192)
     share = round(rope_share(config, 1 / 3) * width) / width
     found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": share, "code": "mimo_v2_flash"}
     decided(config, "attention_chunk_size", "swa_head_dim", "swa_v_head_dim", "swa_num_attention_heads")

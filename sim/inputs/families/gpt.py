@@ -293,9 +293,7 @@ def _nanochat(config: Config) -> Config:
     """nanochat: squared ReLU, norms without weights, one of them behind the embedding."""
     require(config, "hidden_act", ("relu2",))
     own = {"mlp": "relu2", "separate_qkv": True, "qk_norm": True, "norm_weights": False, "embedding_norm": True}
-    return (
-        llama(config | {"hidden_act": "silu"}) | own | {"logit_softcap": config.get("final_logit_softcapping", 15.0)}
-    )
+    return llama(config | {"hidden_act": "silu"}) | own | {"logit_softcap": config.get("final_logit_softcapping", 15.0)}
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {

@@ -111,7 +111,7 @@ def _muse_glimmer(config: Config) -> Config:
     without it; norms on both sides, those of queries and keys without weights."""
     require(config, "attention_bias", (False, None))
     act = config.get("hidden_activation") or "silu"
-    whole = {"head_dim": 128, "sliding_window": 2048} | config | {"hidden_act": act}
+    whole: Config = {"head_dim": 128, "sliding_window": 2048} | config | {"hidden_act": act}
     if whole.get("layer_types") is None:
         last = config["num_hidden_layers"] - 1
         kinds = ["sliding_attention" if (last - i) % 4 else "full_attention" for i in range(last + 1)]

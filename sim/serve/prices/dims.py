@@ -11,10 +11,10 @@ from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import PARTS, QUANTIZATIONS, Quantization
 from sim.inputs.engine_file import all2all_of, engine_of
 from sim.inputs.serving_formats import cache_dtype, is_published, linear_format
-from sim.models.moe.eplb import BalancedExperts
-from sim.models.moe.routing import expert_nodes
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.layers.experts import Experts
+from sim.models.moe.eplb import BalancedExperts
+from sim.models.moe.routing import expert_nodes
 from sim.models.serving.operators import LayerFormats, LinearFormat, ServedLatents, ServingDims
 from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing, rope_of, shared_experts
 from sim.serve.prices.host import prompt_sizes
@@ -116,7 +116,9 @@ def _experts_dtype(quantization: Quantization, engine: Engine, peaks: Mapping[st
     return "" if own is None else own if own in peaks else act
 
 
-def served_layers(scenario: Scenario, dims: ServingDims, measured: Callable[[ServingDims], bool]) -> tuple[LayerSpec, ...]:
+def served_layers(
+    scenario: Scenario, dims: ServingDims, measured: Callable[[ServingDims], bool]
+) -> tuple[LayerSpec, ...]:
     """The model's layers, with the formats of those parts that the checkpoint keeps otherwise than `dims` say;
     `measured`: whether whole layers of experts in such a format are."""
     specs, m, i = layer_specs(scenario.model), scenario.model, scenario.for_serving
@@ -137,10 +139,18 @@ def served_layers(scenario: Scenario, dims: ServingDims, measured: Callable[[Ser
 
 
 def _branch(
-    scenario: Scenario, d: ServingDims, linear: Quantization, experts: Quantization, measured: Callable[[ServingDims], bool]
+    scenario: Scenario,
+    d: ServingDims,
+    linear: Quantization,
+    experts: Quantization,
+    measured: Callable[[ServingDims], bool],
 ) -> LinearFormat:
     """The format of a branch of a layer, whose routed experts have another one."""
-    i, peaks, engine = scenario.for_serving, scenario.cluster.gpu.peak_flops_per_s, engine_of(scenario.for_serving.engine)
+    i, peaks, engine = (
+        scenario.for_serving,
+        scenario.cluster.gpu.peak_flops_per_s,
+        engine_of(scenario.for_serving.engine),
+    )
     group = scenario.model.checkpoint_group_size
     dtype, size = linear_format(i, peaks, linear, group=group)
     expert_dtype, expert_size = linear_format(i, peaks, experts, "experts", group)

@@ -80,7 +80,8 @@ def record_note(text: str) -> str:
     version = _version(_recorded_spelling(text.lower()), found.product)
     if version is not None and version < min(e.since for e in records):
         since = ".".join(map(str, found.since))
-        said = f"no record of {found.product} is that old; simulated as the oldest, {found.name}, of {since} ({found.date})"
+        oldest = f"{found.name}, of {since} ({found.date})"
+        said = f"no record of {found.product} is that old; simulated as the oldest, {oldest}"
     elif version is not None and found is not records[-1]:
         said = f"simulated as {found.name}, the record in force at that version"
     else:

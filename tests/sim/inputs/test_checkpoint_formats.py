@@ -191,7 +191,7 @@ INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "targets": 
           "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_expert.*"]},
          "int4_weight_only", {"attention": "none", "shared_experts": "none"}),
         ({"quant_method": "compressed-tensors",
-          "config_groups": {"a": SCHEME | {"targets": ["re:.*attn.*"]}, "b": INT4 | {"targets": ["re:.*mlp.experts.*"]}}},
+          "config_groups": {"a": SCHEME | {"targets": ["re:.*attn.*"]}, "b": INT4 | {"targets": ["re:.*experts.*"]}}},
          "int4_weight_only", {"attention": "fp8", "shared_experts": "none"}),
     ],
 )  # fmt: skip

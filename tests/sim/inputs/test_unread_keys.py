@@ -58,7 +58,12 @@ def test_a_key_that_is_added_is_named(title: str) -> None:
 
 def test_a_published_config_is_read_without_a_word() -> None:
     """Meta's of Llama 3.1 8B; keys that never matter, and one that does only where it is on."""
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu"}
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "hidden_act": "silu",
+    }
     config |= {"attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": [128001, 128008], "hidden_size": 4096}
     config |= {"initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072}
     config |= {"mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8}
