@@ -61,9 +61,7 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attention": _joined(_ATTENTIONS, _OF_ATTENTION),
     "states": _joined(_STATES, (*_OF_STATES, *_OF_ATTENTION[:1])),
     "mlp": _DENSE,
-    "shared_experts": _joined(
-        [*(f"{owner}.{shared}" for owner in _MLPS for shared in _SHARED), *_SHARED], (*_OF_GATED, *_OF_TWO[:1])
-    ),
+    **{name: _joined([*(f"{owner}.{name}" for owner in _MLPS), name], (*_OF_GATED, *_OF_TWO[:1])) for name in _SHARED},
     "experts": _joined(
         [f"{owner}.experts{number}" for owner in _MLPS for number in (".0", "")], (*_OF_GATED, *_OF_TWO[:1])
     ),
@@ -357,13 +355,14 @@ def _by_part(
     shared = bool(moe.get("shared_experts") or moe.get("shared_ffn"))
     # An MLP beside the experts that no key calls shared is written as a dense layer's, experts outside it (Gemma 4).
     beside = shared and not any(_SAYS_SHARED.search(key) for key in config)
+    written = tuple([name for name in _SHARED if any(re.search(f"(^|_){name}(_|$)", key) for key in config)]) or _SHARED
     for i, (states, mlp) in enumerate(_kinds(model)):
         routed = mlp == "experts"
         for part, names, there in (
-            ("attention", "states" if states else "attention", True),
-            ("mlp", "mlp", mlp == "dense"),
-            ("shared_experts", "mlp" if beside else "shared_experts", routed and shared),
-            ("experts", "experts_beside" if beside else "experts", routed),
+            ("attention", ("states" if states else "attention",), True),
+            ("mlp", ("mlp",), mlp == "dense"),
+            ("shared_experts", ("mlp",) if beside else written, routed and shared),
+            ("experts", ("experts_beside" if beside else "experts",), routed),
         ):
             forms = _formats(rules, usual, i, names) if there else [None]
             parts[cast("Part", part)].append(forms[0])
@@ -371,11 +370,13 @@ def _by_part(
     return parts, sorted(uneven)
 
 
-def _formats(rules: list[tuple[_Modules, _Format]], usual: _Format, layer: int, names: str) -> list[_Format | None]:
+def _formats(
+    rules: list[tuple[_Modules, _Format]], usual: _Format, layer: int, names: tuple[str, ...]
+) -> list[_Format | None]:
     """The formats of a part's matrices, that of most of them first, by the names of which the rules know most."""
     best: list[_Format | None] = [usual]
     most = 0.0
-    for group in _NAMES[names]:
+    for group in (group for name in names for group in _NAMES[name]):
         forms = [next((form for modules, form in rules if modules.has(layer, name)), None) for name in group]
         share = sum(form is not None for form in forms) / len(forms)
         if share > most:
