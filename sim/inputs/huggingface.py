@@ -97,7 +97,7 @@ _LAYERS = (
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
 # Classes without an output matrix over the vocabulary; ChatGLM's own code has one in a class that is called a model.
 _OTHER_END = re.compile(
-    "For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward|(?<!LMHead)(?<!DoubleHeads)(?<!ChatGLM)Model$"
+    "For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward|(?<!LMHead)(?<!DoubleHeads)(?<!ChatGLM)(?<!VLChat)Model$"
 )
 # Prediction modules, by the names that families have for their number; most families' readers leave the modules out.
 _PREDICTION = (
@@ -148,6 +148,7 @@ def model_of_config(whole: Config, file: str) -> Config:
     config = _decoder(whole) if nested else whole
     assert isinstance(config, Recorded)
     if config.get("draft_vocab_size"):  # EAGLE-3's output matrix (vLLM 0.33, models/llama_eagle3.py)
+        decided(config, "vocab_size")
         config = config | {"vocab_size": config["draft_vocab_size"]}
     family = _family(config) or (_family(whole) if nested else None) or config.get("model_type")
     if towers and family not in FAMILIES:
@@ -188,6 +189,8 @@ def model_of_config(whole: Config, file: str) -> Config:
     for part in (whole, parts_of_all):
         part.accept(towers)
     given = {key: value for key, value in mapping.items() if value is not None}
+    if nested:
+        decided(whole, *(key for key, value in dict.items(whole) if key in config and dict.get(config, key) == value))
     for names in _ALIKE:
         same(whole, names)
         same(config, names)
@@ -281,11 +284,12 @@ def _without_effect() -> tuple[frozenset[str], tuple[str, ...]]:
 def _quantization(whole: Config, config: Config) -> Any:
     """What says how weights are kept: of the whole config, else of the decoder's (vLLM, config/model.py,
     `_parse_quant_hf_config`), under either name."""
-    for part in (whole, config):
-        for key in ("quantization_config", "compression_config"):
-            if (found := part.get(key)) is not None:
-                return found
-    return None
+    names = ("quantization_config", "compression_config", "quantization")  # the last: MLX, beside the first
+    found = [part.get(key) for part in (whole, config) for key in names if dict.get(part, key) is not None]
+    for other in found[1:]:
+        if other == found[0]:
+            decided(other, *other)
+    return found[0] if found else None
 
 
 def _towers(config: Config) -> list[str]:

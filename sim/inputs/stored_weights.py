@@ -95,6 +95,15 @@ class _Format(NamedTuple):
 _SIXTEEN = _Format("none")
 
 
+# `expert_dtype` of DeepSeek V4's checkpoints, and what others may say there
+_EXPERTS = {
+    **dict.fromkeys(("fp4", "mxfp4"), _Format("mxfp4")),
+    **dict.fromkeys(("fp8", "float8_e4m3fn", "e4m3"), _Format("fp8")),
+    **dict.fromkeys(("bf16", "bfloat16"), _SIXTEEN),
+    **{"nvfp4": _Format("nvfp4"), "int4": _Format("int4_weight_only")},
+}
+
+
 class _Modules:
     """Names of modules as checkpoints list them, which a module matches as itself or as a part of a named one."""
 
@@ -167,6 +176,7 @@ def stored_weights(given: Any, model: Mapping[str, Any], config: Mapping[str, An
     rules, usual = _rules(given, config)
     if any(form is None for form in (usual, *(form for _, form in rules))):
         method = given.get("quant_method") or given.get("quant_algo")
+        decided(given, *given)
         return Stored(cache=cache, unread=(f"quantization_config ({one_line(str(method))})", *strange))
     known = [(modules, cast("_Format", form)) for modules, form in rules]
     parts, uneven = _by_part(known, cast("_Format", usual), model, config)
@@ -185,8 +195,13 @@ def stored_weights(given: Any, model: Mapping[str, Any], config: Mapping[str, An
 def _cache(given: Mapping[str, Any]) -> tuple[str | None, list[str]]:
     """How keys and values are kept: `kv_cache_scheme` of compressed-tensors, `kv_cache_quant_algo` of ModelOpt."""
     scheme, algo = given.get("kv_cache_scheme"), given.get("kv_cache_quant_algo")
-    if isinstance(scheme, Mapping):
-        found: Any = "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "another"
+    tensors = [_mapping(own) for own in _mapping(given.get("kv_cache_quant_config")).values()]  # Quark
+    if tensors and scheme is None:
+        dtypes = {str(_mapping(own.get("output_tensors")).get("dtype")) for own in tensors}
+        decided(given, "kv_cache_quant_config")
+        found: Any = "fp8" if all(dtype.startswith("fp8") for dtype in dtypes) else "another"
+    elif isinstance(scheme, Mapping):
+        found = "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "another"
     else:
         found = scheme if scheme is not None else algo
     if found is None or str(found).lower() in ("none", "auto", ""):
@@ -219,11 +234,16 @@ def _rules(given: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[list[tu
         rules.append((_Modules([pattern]), _SIXTEEN if bits == 16 else _weight_only(bits, given.get("group_size"))))
     for pattern, scheme in _mapping(given.get("layer_quant_config")).items():  # Quark
         rules.append((_Modules([pattern]), _of_quark(_mapping(scheme))))
+    for name in [name for name in given if "." in name]:  # MLX: a module's own bits, or false
+        options = given[name]
+        bits = _mapping(options).get("bits")
+        rules.append(
+            (_Modules([name]), _weight_only(bits, _mapping(options).get("group_size")) if options else _SIXTEEN)
+        )
     rules += groups
-    if method == "mxfp4" or (
-        usual == _Format("fp8") and given.get("expert_dtype", config.get("expert_dtype")) == "fp4"
-    ):
-        rules.append((_Modules(["experts"]), _Format("mxfp4")))
+    experts = given.get("expert_dtype", config.get("expert_dtype")) if usual is not None else None
+    if method == "mxfp4" or experts is not None:
+        rules.append((_Modules(["experts"]), _EXPERTS.get(str(experts)) if experts is not None else _Format("mxfp4")))
     return rules, _SIXTEEN if usual is None and (groups or method == "mxfp4") else usual
 
 
@@ -241,7 +261,8 @@ def _of_method(given: Mapping[str, Any], method: str) -> _Format | None:
     if method in ("fp8", "fbgemm_fp8"):
         return _Format("fp8")
     if method == "bitsandbytes":
-        return _Format("llm_int8" if given.get("load_in_8bit") else "int4_weight_only")
+        in_8, in_4 = given.get("load_in_8bit"), given.get("load_in_4bit", True)
+        return _Format("llm_int8") if in_8 else _Format("int4_weight_only") if in_4 else None
     if method in ("modelopt", "compressed-tensors", "mxfp4"):
         return None
     return _weight_only(given.get("bits", given.get("w_bit")), given.get("group_size", given.get("q_group_size")))
@@ -296,12 +317,14 @@ def _of_quark(scheme: Mapping[str, Any]) -> _Format | None:
     """A format by Quark's description of weights and inputs."""
     weights = _mapping(scheme.get("weight"))
     dtype, inputs = str(weights.get("dtype")), scheme.get("input_tensors")
+    group = weights.get("group_size")
+    decided(scheme, *scheme)
     if dtype.startswith("fp8"):
         return _Format("fp8")
     if dtype == "fp4":
         return _Format("mxfp4")
     if dtype in ("int4", "uint4", "int8") and inputs is None:
-        return _weight_only(8 if dtype == "int8" else 4, weights.get("group_size"))
+        return _weight_only(8 if dtype == "int8" else 4, group)
     return _SIXTEEN if not weights else None
 
 
@@ -404,8 +427,8 @@ def _as_model(parts: Mapping[Part, list[_Format | None]]) -> tuple[Quantization 
             part == "experts" and {name, other} == {"mxfp4_experts", "fp8_mxfp4_experts"}
         )
 
-    def unlike(name: Quantization) -> list[Part]:
-        return [p for p, forms in there.items() if not all(alike(name, p, named(p, form)) for form in forms)]
+    def unlike(name: Quantization) -> Counter[Part]:
+        return Counter(p for p, forms in there.items() for form in forms if not alike(name, p, named(p, form)))
 
     last: Part = "experts" if there["experts"] else "mlp"
     whole = [
@@ -413,7 +436,7 @@ def _as_model(parts: Mapping[Part, list[_Format | None]]) -> tuple[Quantization 
         for name, form in QUANTIZATIONS.items()
         if name != "none" and (form.expert_bytes is None or (there["experts"] and "experts" not in unlike(name)))
     ]
-    usual = min(whole, key=lambda name: (len(unlike(name)), last in unlike(name)))
+    usual = min(whole, key=lambda name: (len(unlike(name)), last in unlike(name), unlike(name).total()))
     modules: dict[str, Any] = {}
     for part in unlike(usual):
         names = [usual if form is None else named(part, form) for form in parts[part]]

@@ -169,8 +169,8 @@ def _falcon(config: Config) -> Config:
     norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)  # any other number than 2 is one
     parallel = grouped or config.get("parallel_attn", True)
     one_key = config.get("multi_query", True)
-    if not grouped:
-        decided(config, "num_kv_heads")
+    require(config, "apply_residual_connection_post_layernorm", (False,))
+    decided(config, *(("parallel_attn", "multi_query") if grouped else ("num_kv_heads",)))
     return {
         "layers": _named(config, "num_hidden_layers", "n_layer"),
         "hidden": config["hidden_size"],

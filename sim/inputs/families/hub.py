@@ -48,6 +48,7 @@ def _chatglm(config: Config) -> Config:
 def _qwen(config: Config) -> Config:
     """The first Qwen: `intermediate_size` counts gate and up together."""
     require(config, "no_bias", (True,))
+    require(config, "rotary_pct", (1.0, None))
     found = qwen2(config | {"intermediate_size": config["intermediate_size"] // 2})
     return found | {"head_dim": config.get("kv_channels"), "trained_positions": config.get("seq_length")}
 

@@ -205,6 +205,7 @@ def _jamba(config: Config) -> Config:
     """Jamba: Mamba 1, in each eighth layer attention; an MLP or experts in turn; no positions."""
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     require(config, "mamba_proj_bias", (False, None))
+    require(config, "mamba_inner_layernorms", (True, None))
     rank = config.get("mamba_dt_rank", "auto")
     states = {
         "kind": "mamba1",
