@@ -287,8 +287,8 @@ def _quantization(whole: Config, config: Config) -> Any:
     names = ("quantization_config", "compression_config", "quantization")  # the last: MLX, beside the first
     found = [part.get(key) for part in (whole, config) for key in names if dict.get(part, key) is not None]
     for other in found[1:]:
-        if other == found[0]:
-            decided(other, *other)
+        if isinstance(other, Recorded) and other is not found[0] and other == found[0]:
+            other.accept(other)
     return found[0] if found else None
 
 

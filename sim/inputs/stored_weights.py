@@ -100,7 +100,8 @@ _EXPERTS = {
     **dict.fromkeys(("fp4", "mxfp4"), _Format("mxfp4")),
     **dict.fromkeys(("fp8", "float8_e4m3fn", "e4m3"), _Format("fp8")),
     **dict.fromkeys(("bf16", "bfloat16"), _SIXTEEN),
-    **{"nvfp4": _Format("nvfp4"), "int4": _Format("int4_weight_only")},
+    "nvfp4": _Format("nvfp4"),
+    "int4": _Format("int4_weight_only"),
 }
 
 

@@ -74,6 +74,12 @@ def test_a_published_config_is_read_without_a_word() -> None:
     assert told(config | {"sliding_window": 4096}) == "sliding_window"
 
 
+def test_a_key_of_a_quantization_config_is_named() -> None:
+    stored = {"quant_method": "fp8", "weight_block_size": [128, 128], "num_phantom_scales": 2}
+    config = next(iter(MOST_OF_THEM.values())) | {"quantization_config": stored, "quantization": dict(stored)}
+    assert told(config) == "quantization_config.num_phantom_scales"
+
+
 def test_a_warning_names_places_in_one_line() -> None:
     config = {"model_type": "gemma3", "vision_config": {}, "mm_tokens_per_image": 256}
     text = next(config for config in MOST_OF_THEM.values() if config["model_type"] == "gemma3_text")
