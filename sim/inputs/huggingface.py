@@ -221,8 +221,8 @@ def _called(name: str) -> str | None:
 
 @cache
 def _names() -> dict[str, str]:
-    parts = {_plain(re.sub("(_vl)?_text(_model)?$", "", name)): name for name in FAMILIES}
-    return parts | {_plain(name): name for name in FAMILIES}
+    ends = ("(_vl)?_text(_model)?$", "_text(_model)?$", "$")  # later names count
+    return {_plain(re.sub(end, "", name)): name for end in ends for name in FAMILIES}
 
 
 def _plain(name: str) -> str:
