@@ -49,7 +49,8 @@ def preset_name(model: ModelConfig) -> str:
 
 def _with_its_positions(preset: ModelConfig, model: ModelConfig) -> ModelConfig:
     """The preset as `model` is used: rotary positions have no table, and not every framework trains all of it."""
-    own: dict[str, Any] = {"trained_positions": model.trained_positions, "left_out": model.left_out}
+    own: dict[str, Any] = {"trained_positions": model.trained_positions}
+    own |= {"left_out": model.left_out, "unread": model.unread}
     own["mtp_layers"] = min(preset.mtp_layers, model.mtp_layers)
     if preset.positions != "learned":
         own["max_positions"] = model.max_positions
