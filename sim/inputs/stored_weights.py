@@ -171,8 +171,10 @@ def _match(patterns: list[re.Pattern[str]], layer: int, name: str) -> bool:
 
 def stored_weights(given: Any, model: Mapping[str, Any], config: Mapping[str, Any]) -> Stored:
     """How the weights of a `model` (a scenario's keys) are kept by the `quantization_config` of its config."""
-    if not isinstance(given, Mapping):
+    if not given:
         return Stored()
+    if not isinstance(given, Mapping):
+        return Stored(unread=("quantization_config",))
     cache, strange = _cache(given)
     rules, usual = _rules(given, config)
     if any(form is None for form in (usual, *(form for _, form in rules))):
@@ -194,7 +196,8 @@ def stored_weights(given: Any, model: Mapping[str, Any], config: Mapping[str, An
 
 
 def _cache(given: Mapping[str, Any]) -> tuple[str | None, list[str]]:
-    """How keys and values are kept: `kv_cache_scheme` of compressed-tensors, `kv_cache_quant_algo` of ModelOpt."""
+    """How keys and values are kept: `kv_cache_scheme` of compressed-tensors (of AutoFP8: static, in fp8),
+    `kv_cache_quant_algo` of ModelOpt, `kv_cache_quant_config` of Quark."""
     scheme, algo = given.get("kv_cache_scheme"), given.get("kv_cache_quant_algo")
     tensors = [_mapping(own) for own in _mapping(given.get("kv_cache_quant_config")).values()]  # Quark
     if tensors and scheme is None:
@@ -207,7 +210,11 @@ def _cache(given: Mapping[str, Any]) -> tuple[str | None, list[str]]:
         found = scheme if scheme is not None else algo
     if found is None or str(found).lower() in ("none", "auto", ""):
         return None, []
-    return ("fp8", []) if str(found).lower() == "fp8" else (None, [f"cache in {one_line(str(algo or scheme))[:40]}"])
+    return (
+        ("fp8", [])
+        if str(found).lower() in ("fp8", "static")
+        else (None, [f"cache in {one_line(str(algo or scheme))[:40]}"])
+    )
 
 
 def _rules(given: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[list[tuple[_Modules, _Format | None]], Any]:

@@ -70,6 +70,7 @@ def test_a_config_says_how_weights_are_stored(tmp_path: Path, stored: dict[str, 
         {"quant_method": "compressed-tensors", "config_groups": {"g": 3}},
         {"quant_method": ["fp8"]},
         {"quant_method": "modelopt", "quant_algo": "NVFP9"},
+        ["fp8"],
         PACKED | {"config_groups": {"g": NVFP4 | {"input_activations": {"num_bits": 8, "type": "float"}}}},
     ],
 )
