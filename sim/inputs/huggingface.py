@@ -369,7 +369,7 @@ def _unknown(config: Config, family: Any) -> str:
     if refused is not None:
         way = f"it {_CAPTURE}" if refused.captured_from_config else _FUNCTION
         return f"model_type: found {show(family)}, {refused.what}, which a scenario's keys do not describe; {way}"
-    strange = [key for key in sorted({*config} - {*_known().known_keys.split()}) if not key.startswith("_")]
+    strange = [key for key in sorted({*config} - {*_known().known_keys.split()}) if not _never_matters(key)]
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
     return (
         f"model_type: found {show(family)}; must be one of the {len(FAMILIES)} families in docs/models.md, such as "

@@ -210,11 +210,9 @@ def _cache(given: Mapping[str, Any]) -> tuple[str | None, list[str]]:
         found = scheme if scheme is not None else algo
     if found is None or str(found).lower() in ("none", "auto", ""):
         return None, []
-    return (
-        ("fp8", [])
-        if str(found).lower() in ("fp8", "static")
-        else (None, [f"cache in {one_line(str(algo or scheme))[:40]}"])
-    )
+    if str(found).lower() in ("fp8", "static"):
+        return "fp8", []
+    return None, [f"cache in {one_line(str(algo or scheme))[:40]}"]
 
 
 def _rules(given: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[list[tuple[_Modules, _Format | None]], Any]:
