@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from sim.core.dtypes import StorageDtype
-from sim.core.quantization import Part, Quantization
+from sim.core.quantization import PARTS, Part, Quantization
 from sim.inputs.attention_config import (
     BlockIndexerConfig,
     CompressedAttentionConfig,
@@ -104,6 +104,13 @@ class CheckpointModules(UserInput):
     mlp: Quantizations | None = None
     shared_experts: Quantizations | None = None
     experts: Quantizations | None = None
+
+    @property
+    def formats(self) -> tuple[Quantization, ...]:
+        """All of them."""
+        given = [getattr(self, part) for part in PARTS]
+        listed = [one if isinstance(one, tuple) else (one,) for one in given if one is not None]
+        return tuple(dict.fromkeys(name for names in listed for name in names))
 
     def format_of(self, part: Part, layer: int) -> Quantization | None:
         """The format of a part of layer `layer` (from 0); None: the usual one."""

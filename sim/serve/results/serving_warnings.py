@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from sim.core.dtypes import sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
 from sim.core.units import n_bytes
 from sim.inputs.engine_file import engine_of
+from sim.inputs.serving_formats import is_published
 from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
@@ -96,13 +98,18 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
             "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
         )
     out += [*_cache_too_large(sim), *_streams_late(sim)]
-    form, dims = QUANTIZATIONS[inference.quantization], sim.costs.dims
-    if form.matmul not in (None, dims.linear) or form.expert_matmul not in (None, dims.experts_dtype):
-        bits = 4 if "nvfp4" in (form.matmul, form.expert_matmul) else 8
-        out.append(
-            f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
-            f"weights are kept in {bits} bits and multiplied in {dims.linear}"
-        )
+    own = sim.scenario.model.checkpoint_modules
+    others = own.formats if own is not None and is_published(inference, sim.scenario.model) else ()
+    gpu, act = sim.scenario.cluster.gpu, sixteen_bit(inference.precision)
+    for name in dict.fromkeys((inference.quantization, *others)):
+        form = QUANTIZATIONS[name]
+        if {form.matmul, form.expert_matmul} - {None, *gpu.peak_flops_per_s}:
+            bits = 4 if "nvfp4" in (form.matmul, form.expert_matmul) else 8
+            linear = form.matmul if form.matmul in gpu.peak_flops_per_s else act
+            out.append(
+                f"inference.quantization: {gpu.name} multiplies no {name}; weights are kept in {bits} bits and "
+                f"multiplied in {linear}"
+            )
     return out + roofline_warnings(shares)
 
 

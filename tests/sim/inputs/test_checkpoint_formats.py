@@ -253,6 +253,22 @@ def test_a_module_in_16_bits_takes_another_byte_for_each_weight(
     assert without - whole == elements * layers
 
 
+def test_a_module_s_format_that_the_gpu_lacks_is_named(tmp_path: Path) -> None:
+    stored = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": OF_EXPERTS | OF_ATTENTION,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(ROUTED | {"quantization_config": stored}))
+    section = {"engine": "vllm-0.33", "requests": {**REQUESTS, "count": 2}}
+    data = {"model": str(tmp_path), "cluster": {"gpu": "a100-sxm"}, "inference": section}
+    found = simulate_serving(parse_scenario(data)).outcome.warnings
+    assert [w.partition("multiplies no ")[2].partition(";")[0] for w in found if "multiplies no" in w] == [
+        "nvfp4_experts",
+        "fp8",
+    ]
+
+
 def test_groups_of_scales_take_their_bytes(tmp_path: Path) -> None:
     """2 bytes for 32 weights, or for 128."""
     linear = 2 * (4 * 512 * 512 + 3 * 512 * 512 + 4 * 3 * 512 * 256)
