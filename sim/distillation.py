@@ -33,7 +33,9 @@ from sim.programs.compile import compile_program
 from sim.programs.stages import replace_runs, stage_blocks
 from sim.ranks.faults import disturbs, network_of
 from sim.ranks.plan import make_plan
-from sim.results.records import MemoryRow
+from sim.results.beside_allocator import left_of
+from sim.results.fit import PEAK_UNCERTAINTY, judge
+from sim.results.records import MemoryRow, tightest
 from sim.results.result import StepResult
 from sim.results.teacher import Distilled, Teacher
 from topology.network import Network
@@ -227,7 +229,7 @@ def with_teacher(student: StepResult, teacher: Teacher, scenario: Scenario) -> S
         critical_path=_critical_path(student.critical_path, teacher, student_s),
         distillation=Distilled(teacher, student_s),
     )
-    together = _with_memory(together, teacher, scenario.cluster.gpu.memory_bytes)
+    together = _with_memory(together, teacher, left_of(scenario.cluster.gpu).limit)
     if student.fits_in_memory and not together.fits_in_memory:
         beside = (
             "the student does not fit beside its teacher"
@@ -243,12 +245,12 @@ def _with_memory(student: StepResult, teacher: Teacher, own_gpu_bytes: float) ->
     """The result with the teacher's memory: on the student's ranks, or on GPUs of its own, which have no trainer's
     communicators."""
     if teacher.placement != "same":
-        return replace(student, fits_in_memory=student.fits_in_memory and teacher.held_bytes <= own_gpu_bytes)
+        fit = min(student.fit, judge(teacher.held_bytes, own_gpu_bytes, PEAK_UNCERTAINTY), key=lambda x: x.odds)
+        return replace(student, fits_in_memory=fit.fits, fit=fit)
     memory = tuple(_beside(row, teacher) for row in student.memory)
-    peak = max(row.peak for row in memory)
-    reserved = student.peak_reserved_bytes + peak - student.peak_memory_bytes
-    fits = all(row.peak <= row.limit for row in memory)
-    return replace(student, memory=memory, peak_memory_bytes=peak, peak_reserved_bytes=reserved, fits_in_memory=fits)
+    peak, reserved, fit = max(x.peak for x in memory), max(x.reserved for x in memory), tightest(memory).fit
+    peaks = {"peak_memory_bytes": peak, "peak_reserved_bytes": reserved}
+    return replace(student, memory=memory, **peaks, fits_in_memory=fit.fits, fit=fit)
 
 
 def _critical_path(student: Mapping[str, float], teacher: Teacher, student_s: float) -> dict[str, float]:
@@ -263,11 +265,13 @@ def _beside(row: MemoryRow, teacher: Teacher) -> MemoryRow:
     """A rank's memory with the teacher on it: the more of the student's own peak and the teacher's turn, in which it
     needs its buffers and cache beside what the student holds."""
     turn = row.lasting + teacher.buffer_bytes + teacher.cache_bytes
+    peak = teacher.parameter_bytes + max(row.peak, turn)
     return replace(
         row,
         parameters=row.parameters + teacher.parameter_bytes,
         teacher=teacher.parameter_bytes,
         buffers=max(row.buffers, teacher.buffer_bytes),
         activations=max(row.activations, teacher.cache_bytes),
-        peak=teacher.parameter_bytes + max(row.peak, turn),
+        peak=peak,
+        reserved=row.reserved + peak - row.peak,
     )

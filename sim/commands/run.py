@@ -84,7 +84,7 @@ def _run(path: Path, options: RunOptions) -> bool:
     if scenario.inference is not None:
         from sim.commands.serving_run import run_serving
 
-        return run_serving(scenario, options)
+        return run_serving(scenario, lambda more: load_scenario(path, [*options.changes, *more]), options)
     from sim.commands.step_run import run_step
 
     return run_step(scenario, path, options)

@@ -112,7 +112,7 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
     if tied := _tied(result.best):
         console.print(tied, highlight=False)
     if any(row.tight for row in result.best):
-        said = "tight: less than 2 GiB is left for CUDA and NCCL; --memory-limit leaves such layouts out"
+        said = "tight: the odds that it fits, by the known error of predictions; --memory-limit leaves such layouts out"
         console.print(said, highlight=False)
     overlaps = {row.layout.tp_overlap for row in result.best if row.layout.tp > 1} - {"none"}
     if overlaps:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from sim.commands.options import write_trace
 from sim.commands.run_options import RunOptions
 
@@ -14,16 +16,18 @@ if TYPE_CHECKING:
     from sim.serve.results.records import ServingResult
     from sim.serve.results.result import ServingSimulation
     from sim.studies.promised_latencies import Promise
+    from sim.studies.starting import Load
     from sim.views.headline import Number
 
 
-def run_serving(scenario: Scenario, options: RunOptions) -> bool:
-    """Simulate and show; does it fit in memory?"""
+def run_serving(scenario: Scenario, load: Load, options: RunOptions) -> bool:
+    """Simulate and show; does it fit in memory? `load`: the scenario with more overrides."""
     from sim.commands.serving_progress import progress
     from sim.serve.results.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
     from sim.studies.promised_latencies import parse_slo, share_within
     from sim.studies.spending import spending
+    from sim.studies.starting import change_that_starts
     from sim.views.headline import spending_numbers
     from sim.views.serving_summary import print_serving
     from sim.views.terminal import standard_output
@@ -32,6 +36,10 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     with progress() as shown:
         simulation = simulate_serving(scenario, engine=options.engine, watch=shown.watch)
         result = with_intervals(simulation)
+        if result.does_not_start is not None:
+            change = change_that_starts(load, simulation.profile)
+            starts = f"starts with --set {change}" if change else "no change of one key makes it start"
+            result = replace(result, does_not_start=f"{result.does_not_start}; {starts}")
     within = share_within(simulation, promises) if promises else None
     if options.trace is not None:
         write_trace(options.trace, simulation.timeline, simulation.memory)

@@ -10,6 +10,7 @@ from typing import Any
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 MOST_NAMED = 1000  # ranks that are looked at for their name
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LEAST_S = 1e-9  # nothing is so short: less is what rounding leaves of a sum of seconds that is zero
 
 
@@ -25,15 +26,15 @@ def seconds(value: float) -> str:
     return f"{'−' * (value < 0)}{_digits(abs(value) / scale)} {unit}"
 
 
-def seconds_between(low: float, high: float) -> str:
-    """Both ends of an interval of seconds, in the unit that fits the upper one unless the lower one is far below it.
+def seconds_between(low: float, high: float, figure: float) -> str:
+    """Both ends of an interval of seconds in the unit of the figure that it belongs to, unless one is far from that.
 
-    >>> seconds_between(527.5, 796.8), seconds_between(0.9, 1.25), seconds_between(0.002, 1.25)
-    ('8.792 min – 13.28 min', '0.900 s – 1.250 s', '2.000 ms – 1.250 s')
+    >>> seconds_between(48.0, 66.0, 57.0), seconds_between(0.9, 1.25, 1.1), seconds_between(0.002, 1.25, 0.9)
+    ('48.00 s – 66.00 s', '0.900 s – 1.250 s', '2.000 ms – 1.250 s')
     """
-    if low < high / 100 or high < LEAST_S:
+    if low < figure / 100 or high > figure * 100 or figure < LEAST_S:
         return f"{seconds(low)} – {seconds(high)}"
-    scale, unit = _time_unit(high)
+    scale, unit = _time_unit(figure)
     return f"{_digits(low / scale)} {unit} – {_digits(high / scale)} {unit}"
 
 
@@ -52,7 +53,18 @@ def n_bytes(value: float) -> str:
     >>> n_bytes(85899345920), n_bytes(512), n_bytes(3 * 2**20)
     ('80.00 GiB', '512 B', '3.000 MiB')
     """
-    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    return _scaled(value, 1024, BYTE_UNITS)
+
+
+def allocated_reserved(allocated: float, reserved: float) -> str:
+    """Bytes of tensors, and what the allocator holds for them, in one unit.
+
+    >>> allocated_reserved(47.5 * 2**30, 49 * 2**30)
+    '47.50 / 49.00 GiB'
+    """
+    shown, unit = n_bytes(reserved).split(" ")
+    scale = 1024.0 ** BYTE_UNITS.index(unit)
+    return f"{_digits(allocated / scale)} / {shown} {unit}"
 
 
 def rate(value: float, unit: str) -> str:

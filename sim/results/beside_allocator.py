@@ -12,9 +12,8 @@ and more).
 where logs show fewer (eight H800: 16, issue 892; two nodes of two H20: 8, issue 1189): there too much is taken off, on
 eight H800 a third of the buffers.
 
-Which communicators a trainer makes is its record's fact. Of one whose communicators nobody counted nothing is taken
-off, so that its runs are said to fit in the whole memory: runs that are published ran, and peaks are predicted within
-some GiB (Llama 3 405B with 8,192 GPUs needs 79.65 of 79.11 GiB). A search proposes no layout above what CUDA shows.
+Which communicators a trainer makes is its record's fact. Of one whose communicators nobody counted, one is assumed for
+each dimension of the mesh that has several ranks.
 """
 
 from __future__ import annotations
@@ -30,60 +29,34 @@ from topology.spec import GpuSpec
 CONTEXT_BYTES = 0.5 * 2**30
 CONNECTION_BYTES = 12.0 * 2**20
 CONNECTIONS = 3
-TIGHT_BYTES = 2.0 * 2**30  # CUDA's context, NCCL's buffers and the driver take about so much or more
 
 
 def communicators(scenario: Scenario) -> int:
-    """NCCL communicators of a rank: that of all ranks, and one for each set of ranks that the trainer joins."""
+    """NCCL communicators of a rank. Where its trainer's were counted: that of all ranks, and one for each set of ranks
+    that the trainer joins; else one for each dimension of the mesh."""
     p = scenario.parallelism
     sizes = {"tp": p.tp, "cp": p.cp, "dp": p.dp, "pp": p.pp, "ep": p.ep}
     joined = framework_of(scenario.for_training).communicators
-    found = {frozenset(axis for axis in axes if sizes[axis] > 1) for axes in joined} - {frozenset[str]()}
-    return len(found) + 1 if found else 0
+    axes_of = joined or tuple((axis,) for axis in sizes)
+    found = {frozenset(axis for axis in axes if sizes[axis] > 1) for axes in axes_of} - {frozenset[str]()}
+    return len(found) + bool(found and joined)
 
 
 class MemoryLimit(NamedTuple):
-    """The most that torch's allocator can have of a GPU, and what it cannot have; None where nobody counted that."""
+    """The most that torch's allocator can have of a GPU, and what it cannot have of its nominal memory."""
 
     limit: float
-    beside: float | None
+    beside: float
 
 
 def memory_limit(scenario: Scenario, gpu: GpuSpec) -> MemoryLimit:
-    """Return the memory of a GPU that a training step can have; all of it while serving."""
-    if not _counted(scenario, gpu):
-        return MemoryLimit(gpu.memory_bytes, None)
-    buffers = communicators(scenario) * NODE_CHANNELS * CONNECTIONS * CONNECTION_BYTES
-    limit = max(1.0, _without_context_bytes(gpu) - buffers)  # a share of nothing would be no number
+    """Return the memory of a GPU that a training step can have."""
+    buffers = 0.0 if gpu.chip.is_host else communicators(scenario) * NODE_CHANNELS * CONNECTIONS * CONNECTION_BYTES
+    return left_of(gpu, buffers)
+
+
+def left_of(gpu: GpuSpec, buffers_bytes: float = 0.0) -> MemoryLimit:
+    """Return what CUDA's context and `buffers_bytes` leave of a GPU; all of a host's memory, which has no context."""
+    context = 0.0 if gpu.chip.is_host else CONTEXT_BYTES
+    limit = max(1.0, gpu.shown_bytes - context - buffers_bytes)  # a share of nothing would be no number
     return MemoryLimit(limit, gpu.memory_bytes - limit)
-
-
-def allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
-    """The most that torch's allocator can have of a GPU in a training step."""
-    return memory_limit(scenario, gpu).limit
-
-
-def most_proposed_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
-    """Return the most memory of a layout that a search proposes."""
-    return min(allocator_bytes(scenario, gpu), gpu.shown_bytes)
-
-
-def most_proposed_bytes_of_any(scenario: Scenario, gpu: GpuSpec) -> float:
-    """Return the most memory of any layout that a search proposes: NCCL's buffers, which depend on it, are left out."""
-    return _without_context_bytes(gpu) if _counted(scenario, gpu) else gpu.shown_bytes
-
-
-def is_tight(peak_bytes: float, limit: MemoryLimit, gpu: GpuSpec) -> bool:
-    """Tell whether a peak fits and leaves little for CUDA and NCCL, whose memory the limit does not count."""
-    left = limit.limit - peak_bytes
-    return limit.beside is None and 0 <= left < TIGHT_BYTES and not gpu.chip.is_host
-
-
-def _counted(scenario: Scenario, gpu: GpuSpec) -> bool:
-    """Tell whether the communicators of the trainer are known, and the GPU is one that has CUDA and NCCL."""
-    trains = scenario.training is not None and gpu.chip.has_cuda
-    return trains and bool(framework_of(scenario.for_training).communicators)
-
-
-def _without_context_bytes(gpu: GpuSpec) -> float:
-    return max(1.0, gpu.shown_bytes - CONTEXT_BYTES)

@@ -78,8 +78,8 @@ _SERVED = (
     Figure("comm_share", SHARE, "communication ÷ time of iterations", "Communication share"),
 )
 _MEMORY = (
-    Figure("peak_memory_bytes", BYTES, "the most in use on a GPU", "Peak memory", "memory"),
-    Figure("peak_reserved_bytes", BYTES, "the most that the allocator or the engine holds", "Reserved memory"),
+    Figure("peak_memory_bytes", BYTES, "the most that tensors take of a GPU", "Peak memory", "memory"),
+    Figure("peak_reserved_bytes", BYTES, "the most that allocator or engine hold", "Reserved memory", "reserved"),
 )
 FIGURES = {figure.key: figure for figure in (*_STEP, *_SERVED, *_MEMORY)}
 PERCENTILES = "."  # between a latency's key and the statistic: request_latency_s.p50

@@ -233,8 +233,8 @@ def _communication(result: StepResult, timeline: Timeline) -> str:
 
 def _recompute(result: StepResult, timeline: Timeline) -> str:
     row = tightest(result.memory)
-    free = f" The worst rank has {(1 - row.peak / row.limit) * 100:.0f} % of its memory free."
-    room = free if row.limit > row.peak > 0 else ""
+    free = f" The worst rank has {(1 - row.reserved / row.limit) * 100:.0f} % of its memory free."
+    room = free if row.limit > row.reserved > 0 else ""
     t = result.scenario.for_training
     reference = "A frozen reference runs forward on every micro-batch." if t.runs_reference else ""
     reference += " The trained model reads as many other answers." if t.reads_others else ""

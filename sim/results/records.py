@@ -14,6 +14,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from sim.inputs.scenario import Scenario
+from sim.results.fit import RESERVED_UNCERTAINTY, Fit, judge
 
 PLAIN = frozenset({float, int, str, bool, type(None)})  # most values are of these
 
@@ -68,7 +69,9 @@ def _plain(value: Any) -> Any:
 class MemoryRow(Record, frozen=True, kw_only=True):
     """Bytes on a class of equal ranks: each category at its maximum, and the peak of their sum.
 
-    `limit`: what the peak may be to fit; `beside`: what CUDA and NCCL take of the GPU's memory, where that is counted.
+    `reserved`: what the allocator holds for it, while serving what the engine holds from its start, the whole cache
+    included; `limit`: what that may be to fit; `beside`: what CUDA and NCCL take of the GPU's nominal memory;
+    `uncertainty`: of `reserved`, 0 where an engine takes what it finds.
     """
 
     ranks: str
@@ -81,10 +84,16 @@ class MemoryRow(Record, frozen=True, kw_only=True):
     kv_cache: float | None = None  # serving only
     buffers: float
     peak: float
+    reserved: float
     limit: float
-    beside: float | None = None
-    reserved: float | None = None  # serving only: what the engine holds from its start, the whole cache included
+    beside: float
+    uncertainty: float = RESERVED_UNCERTAINTY
     teacher: float | None = None  # of `parameters`, where a teacher is on the same rank
+
+    @property
+    def fit(self) -> Fit:
+        """The verdict on these ranks' memory."""
+        return judge(self.reserved, self.limit, self.uncertainty)
 
     @property
     def lasting(self) -> float:
@@ -94,7 +103,7 @@ class MemoryRow(Record, frozen=True, kw_only=True):
 
 def tightest(memory: Sequence[MemoryRow]) -> MemoryRow:
     """The ranks that come nearest to what fits on their GPUs."""
-    return max(memory, key=lambda row: row.peak / row.limit)
+    return max(memory, key=lambda row: row.reserved / row.limit)
 
 
 class Provenance(Record, frozen=True):

@@ -7,32 +7,34 @@ are too small for what comes next, or belong to another stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heapreplace
 from itertools import pairwise
 
 from sim.core.actions import Kind
 from sim.core.program import BlockKind
-from sim.models.source import source_of
 from sim.programs.stages import Stage
+from sim.results.memory import AtMost, MemoryCurve
 from sim.results.memory_changes import backward_peaks, brings_gradients, changes_of, reduces_at_once
-from sim.results.step import FinishedStep
 
 SEGMENT_BYTES = 2 * 2**20  # large segments are rounded up to this
 
 
-def reserved_bytes(sim: FinishedStep) -> float:
-    """The most that torch's allocator reserves on any rank: allocated bytes in whole segments, and idle ones."""
-    logits_bytes, reserved = source_of(sim.scenario).stranded_bytes(), []
-    for i, (most, by_index) in enumerate(zip(sim.most_memory, sim.stages, strict=True)):
-        stages = list(by_index.values())
-        rounding = SEGMENT_BYTES * sum((-size / SEGMENT_BYTES) % 1.0 for size in most[:-1])
-        peak, idle = most.peak, _idle_gradients(stages, most.activations)
-        if idle:  # the segments are there when their gradients are not
-            curve = sim.levels.curve(i, sim.plan.classes[i].rank)
-            peak = float((curve.total - idle * curve.gradients).max()) + idle * float(curve.gradients.max())
-        reserved.append(rounding + peak + _idle_logits(stages, logits_bytes) + _idle_gathered(stages))
-    return max(reserved)
+def reserved_bytes(
+    stages: Sequence[Stage], most: AtMost, curve: Callable[[], MemoryCurve], logits_bytes: float
+) -> float:
+    """The most that torch's allocator reserves on a rank of these stages: allocated bytes in whole segments, and idle
+    ones.
+
+    `most`: the rank's allocated bytes; `curve`: the same over time, made only where it is needed; `logits_bytes`: of a
+    freed segment that the loss cannot use.
+    """
+    rounding = SEGMENT_BYTES * sum((-size / SEGMENT_BYTES) % 1.0 for size in most[:-1])
+    peak, idle = most.peak, _idle_gradients(stages, most.activations)
+    if idle:  # the segments are there when their gradients are not
+        held = curve()
+        peak = float((held.total - idle * held.gradients).max()) + idle * float(held.gradients.max())
+    return rounding + peak + _idle_logits(stages, logits_bytes) + _idle_gathered(stages)
 
 
 def _idle_logits(stages: Iterable[Stage], segment_bytes: float) -> float:

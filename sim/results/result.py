@@ -22,11 +22,11 @@ from sim.ranks.equal_ranks import APART_RANKS
 from sim.ranks.faults import disturbs, has_jitter
 from sim.results.certainty import step_interval
 from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
+from sim.results.fit import Fit
 from sim.results.memory import AtMost
 from sim.results.metrics import RankSeconds, mean, provenance, rank_seconds, roofline_warnings
 from sim.results.processes import ProcessesResult
 from sim.results.records import Engine, MemoryRow, Provenance, Record
-from sim.results.reserved import reserved_bytes
 from sim.results.step import FinishedStep
 from sim.results.teacher import Distilled
 from sim.results.training_run import TrainingRun
@@ -122,6 +122,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     peak_reserved_bytes: float
     memory: tuple[MemoryRow, ...]
     fits_in_memory: bool
+    fit: Fit
     critical_path: Mapping[str, float]  # seconds by kind
     ranks: tuple[RankRow, ...]
     blame: tuple[FaultCost, ...]
@@ -162,9 +163,10 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
         mean_rank=_mean_rank(sim, seconds),
         middle_layer=_middle_layer(sim),
         peak_memory_bytes=sim.peak_memory_bytes,
-        peak_reserved_bytes=reserved_bytes(sim),
+        peak_reserved_bytes=sim.reserved_bytes,
         memory=memory,
         fits_in_memory=sim.fits_in_memory,
+        fit=sim.fit,
         critical_path=path,
         ranks=_rank_rows(sim, seconds),
         blame=lost,
@@ -281,7 +283,7 @@ def _middle_layer(sim: FinishedStep) -> MiddleLayer:
 def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
     """The memory of one class of ranks: most bytes of each category, and the limit."""
     c = sim.plan.classes[index]
-    own = most._asdict() | sim.memory_limits[index]._asdict()
+    own = most._asdict() | sim.memory_limits[index]._asdict() | {"reserved": sim.reserved[index]}
     return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **own)
 
 
@@ -329,9 +331,9 @@ def _warnings(sim: FinishedStep, memory: Sequence[MemoryRow]) -> list[str]:
     out, cluster = [], sim.scenario.cluster
     for gpu in cluster.gpus:
         rows = [row for row in memory if cluster.kind_of(row.rank) == gpu.name]
-        worst = max(rows, key=lambda row: row.peak, default=None)
-        if worst is not None and worst.peak > worst.limit:
-            said = f"does not fit in memory: {worst.peak / 2**30:.1f} GiB of {worst.limit / 2**30:.1f} GiB"
+        worst = max(rows, key=lambda row: row.reserved, default=None)
+        if worst is not None and not worst.fit.fits:
+            said = f"does not fit in memory: {worst.reserved / 2**30:.1f} GiB reserved of {worst.limit / 2**30:.1f} GiB"
             out.append(f"{said} on the fullest {f'{gpu.name} ' * bool(cluster.others)}rank")
     if has_jitter(sim.scenario) and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")

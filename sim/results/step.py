@@ -17,14 +17,17 @@ from sim.engine.shared_links import RunOutcome
 from sim.graph.build import Built
 from sim.graph.taskgraph import TaskGraph
 from sim.inputs.scenario import Scenario
+from sim.models.source import source_of
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
 from sim.results.beside_allocator import MemoryLimit, memory_limit
+from sim.results.fit import Fit, judge
 from sim.results.graph_pools import pooled_levels
 from sim.results.memory import AtMost, Levels, MemoryCurve
 from sim.results.metrics import critical_path, deciding, seconds_by_kind
+from sim.results.reserved import reserved_bytes
 from sim.results.states import States, states
 from sim.results.steady_state import SteadyState, steady_state
 
@@ -122,11 +125,32 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
         gpu_of = self.scenario.cluster.gpu_of
         return [memory_limit(self.scenario, gpu_of(c.rank)) for c in self.plan.classes]
 
+    @cached_property
+    def reserved(self) -> list[float]:
+        """The most that the allocator of every class of ranks reserves; a host's has no segments."""
+        logits_bytes, gpu_of = source_of(self.scenario).stranded_bytes(), self.scenario.cluster.gpu_of
+        return [
+            most.peak
+            if gpu_of(c.rank).chip.is_host
+            else reserved_bytes(tuple(stages.values()), most, partial(self.levels.curve, i, c.rank), logits_bytes)
+            for i, (c, stages, most) in enumerate(zip(self.plan.classes, self.stages, self.most_memory, strict=True))
+        ]
+
+    @property
+    def reserved_bytes(self) -> float:
+        """What the allocator of the fullest rank reserves."""
+        return max(self.reserved)
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Whether the memory of every rank suffices: the verdict on the one that is nearest to its limit."""
+        pairs = zip(self.reserved, self.memory_limits, strict=True)
+        return min((judge(size, may.limit) for size, may in pairs), key=lambda fit: fit.odds)
+
     @property
     def fits_in_memory(self) -> bool:
         """Tell whether every rank's memory fits on its own GPU."""
-        pairs = zip(self.most_memory, self.memory_limits, strict=True)
-        return all(most.peak <= may.limit for most, may in pairs)
+        return self.fit.fits
 
     @cached_property
     def steady_state(self) -> SteadyState | None:

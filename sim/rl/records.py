@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from sim.inputs.scenario import Scenario
+from sim.results.fit import Fit
 from sim.results.records import Engine, Provenance, Record
 
 Pool = Literal["training", "generation", "both"]
@@ -89,16 +90,18 @@ class Trained(Record, frozen=True, kw_only=True):
 class PoolUse(Record, frozen=True, kw_only=True):
     """GPUs that belong together: `colocated`, or `training` and `generation`. `busy_s`: of the step, the mean GPU;
     `peak_by_turn`: bytes on the fullest GPU in each turn, the largest of which is the peak; `memory_limit_bytes`: what
-    it may be to fit."""
+    `peak_reserved_bytes` may be to fit."""
 
     name: str
     gpus: int
     busy_s: float
     idle_share: float
     peak_memory_bytes: float
+    peak_reserved_bytes: float
     peak_by_turn: Mapping[str, float]
     memory_limit_bytes: float
     fits_in_memory: bool
+    fit: Fit
 
 
 class RlResult(Record, frozen=True, kw_only=True):
@@ -119,6 +122,7 @@ class RlResult(Record, frozen=True, kw_only=True):
     weight_transfer: WeightTransfer
     pools: tuple[PoolUse, ...]
     peak_memory_bytes: float
+    peak_reserved_bytes: float
     fits_in_memory: bool
     provenance: Provenance
     warnings: tuple[str, ...]

@@ -8,7 +8,8 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.results.beside_allocator import allocator_bytes
+from sim.results.beside_allocator import left_of, memory_limit
+from sim.results.fit import PEAK_UNCERTAINTY, judge
 from sim.results.metrics import source_shares
 from sim.results.records import Engine, Provenance
 from sim.rl.memory import peaks
@@ -41,6 +42,7 @@ def make_rl_result(sim: RlStep) -> RlResult:
         weight_transfer=sim.transfer,
         pools=pools,
         peak_memory_bytes=max(pool.peak_memory_bytes for pool in pools),
+        peak_reserved_bytes=max(pool.peak_reserved_bytes for pool in pools),
         fits_in_memory=fits,
         provenance=_provenance(sim),
         warnings=tuple(dict.fromkeys((*trained.warnings, *_engine_warnings(sim), *_warnings(pools)))),
@@ -140,21 +142,26 @@ def _busy(sim: RlStep) -> list[_Pool]:
 def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
     critic = (sim.critic.states, sim.critic.peak_bytes) if sim.critic is not None else (None, 0.0)
     found = peaks(sim.rl, sim.update.plan, sim.update.outcome, sim.states, sim.served, sim.reward, *critic)
-    gpu, out = sim.scenario.cluster.gpu, []
+    gpu, trained, out = sim.scenario.cluster.gpu, sim.update.outcome, []
     for pool in _busy(sim):
         turns = found[pool.name]
         # An engine's own GPUs have none of the trainer's communicators.
-        limit = allocator_bytes(sim.scenario, gpu) if pool.trains else gpu.shown_bytes
+        limit = (memory_limit(sim.scenario, gpu) if pool.trains else left_of(gpu)).limit
         peak = max(turns.values())
+        idle = trained.peak_reserved_bytes - trained.peak_memory_bytes if pool.trains else 0.0
+        reserved = max(peak, turns.get("training", 0.0) + idle)
+        fit = judge(reserved, limit, PEAK_UNCERTAINTY)
         use = PoolUse(
             name=pool.name,
             gpus=pool.gpus,
             busy_s=pool.busy_s,
             idle_share=max(0.0, 1.0 - pool.busy_s / sim.step_time_s),  # additions round
             peak_memory_bytes=peak,
+            peak_reserved_bytes=reserved,
             peak_by_turn=turns,
             memory_limit_bytes=limit,
-            fits_in_memory=peak <= limit and (not pool.writes or sim.served.outcome.fits_in_memory),
+            fits_in_memory=fit.fits and (not pool.writes or sim.served.outcome.fits_in_memory),
+            fit=fit,
         )
         out.append(use)
     return tuple(out)
@@ -190,9 +197,9 @@ def _engine_warnings(sim: RlStep) -> list[str]:
 def _warnings(pools: tuple[PoolUse, ...]) -> list[str]:
     out = []
     for pool in pools:
-        peak, limit = pool.peak_memory_bytes, pool.memory_limit_bytes
-        if peak > limit:  # a cache that is too small the engine's own warnings tell
+        reserved, limit = pool.peak_reserved_bytes, pool.memory_limit_bytes
+        if reserved > limit:  # a cache that is too small the engine's own warnings tell
             turn = max(pool.peak_by_turn, key=lambda name: pool.peak_by_turn[name])
-            said = f"{peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
+            said = f"{reserved / 2**30:.1f} GiB reserved of {limit / 2**30:.1f} GiB"
             out.append(f"does not fit in memory: the {pool.name} GPUs need most during {turn}, {said}")
     return out

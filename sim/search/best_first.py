@@ -227,7 +227,7 @@ class BestFirst(Struct, dict=True):
         if result.fate == "refused":
             self.refusals[result.reason] += 1
         if result.fate == "too_large":
-            self.too_large_bytes = min(self.too_large_bytes, result.peak_memory_bytes)
+            self.too_large_bytes = min(self.too_large_bytes, result.peak_reserved_bytes)
         if result.fate != "simulated":
             return
         self.fitting.append(result)

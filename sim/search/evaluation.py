@@ -1,7 +1,7 @@
 """Run a search's tasks in its workers: bound the parts of a mesh, simulate one layout.
 
 The tasks are plain functions of pickled data, so they run in this process, in others and on a Dask cluster.
-`limit_bytes` is what a layout may use of each GPU; None stands for `most_proposed_bytes`.
+`limit_bytes` is what a layout's allocator may reserve of each GPU; None stands for `memory_limit` of the layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
-from sim.results.beside_allocator import most_proposed_bytes, most_proposed_bytes_of_any
+from sim.results.beside_allocator import left_of, memory_limit
 from sim.results.records import Record
 from sim.search.bound import MeshSearch
 from sim.search.bounded import ROUNDING, Bounds
@@ -51,6 +51,7 @@ class Outcome(NamedTuple):
     fate: Fate
     step_time_s: float
     peak_memory_bytes: float
+    peak_reserved_bytes: float
     cpu_s: float  # of the evaluation
     reason: str = ""  # why it was refused
 
@@ -114,7 +115,7 @@ def _timed(bound: Callable[[], Bounds]) -> Bounds:
 def _mesh_search(packed: bytes, mesh: MeshSizes, limit_bytes: float | None) -> MeshSearch:
     tools = _tools(packed)
     if limit_bytes is None:
-        limit_bytes = most_proposed_bytes_of_any(tools.space.base, tools.space.base.cluster.gpu)
+        limit_bytes = left_of(tools.space.base.cluster.gpu).limit  # NCCL's buffers depend on the layout
     prices = MeshPrices(tools.space, mesh, tools.costs, tools.network, tools.programs)
     return MeshSearch(tools.space, mesh, prices, limit_bytes)
 
@@ -130,8 +131,8 @@ def evaluate(
     tools, cache = _tools(packed), _program_cache(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with rare_collection():
-        fate, step_s, peak, reason = _evaluate(tools, cache, layout, limit_bytes, patience_s)
-    return Outcome(layout, fate, step_s, peak, time.thread_time() - begin, reason)
+        fate, step_s, peak, reserved, reason = _evaluate(tools, cache, layout, limit_bytes, patience_s)
+    return Outcome(layout, fate, step_s, peak, reserved, time.thread_time() - begin, reason)
 
 
 @lru_cache(maxsize=KEPT_PROGRAMS)
@@ -152,22 +153,26 @@ def means_of(packed: bytes, layout: Layout) -> LayoutMeans:
 
 def _evaluate(
     tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float | None, patience_s: float
-) -> tuple[Fate, float, float, str]:
-    """Return the layout's fate, step time in seconds, peak in bytes, and the reason of a refusal."""
+) -> tuple[Fate, float, float, float, str]:
+    """Return the layout's fate, step time in seconds, peak and reserved bytes, and the reason of a refusal."""
     try:
         scenario = scenario_of(tools.space, layout)
         # The cheapest test comes first: a trainer's refusal needs no prices.
         if tools.space.trainer and (reasons := reasons_against(scenario, tools.space.trainer)):
-            return "refused", math.inf, math.inf, f"{tools.space.trainer}: {reasons[0]}"
+            return "refused", math.inf, math.inf, math.inf, f"{tools.space.trainer}: {reasons[0]}"
         step = prepare(scenario, tools.costs, cache=cache)
         # Exact memory follows from the order of actions and from sizes, so no engine has to run.
         peak = step.peak_bytes
-        if peak > (most_proposed_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes):
-            return "too_large", math.inf, peak, ""
+        most = memory_limit(scenario, scenario.cluster.gpu).limit if limit_bytes is None else limit_bytes
+        if peak > most:
+            return "too_large", math.inf, peak, peak, ""
         # The least time has one task for each action and is far cheaper than the full graph with collectives and links.
         if patience_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > patience_s:
-            return "beaten", least_s, peak, ""
-        return "simulated", step.run().step_time_s, peak, ""
+            return "beaten", least_s, peak, peak, ""
+        done = step.run()
+        if done.reserved_bytes > most:
+            return "too_large", math.inf, peak, done.reserved_bytes, ""
+        return "simulated", done.step_time_s, peak, done.reserved_bytes, ""
     # The simulator refuses some of thousands of layouts. A refusal must not end the search.
     except InputError as error:
-        return "refused", math.inf, math.inf, str(error)
+        return "refused", math.inf, math.inf, math.inf, str(error)

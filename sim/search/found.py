@@ -8,7 +8,8 @@ from typing import Any
 
 from sim.core.units import counted
 from sim.inputs.scenario import Scenario
-from sim.results.beside_allocator import is_tight, memory_limit, most_proposed_bytes, most_proposed_bytes_of_any
+from sim.results.beside_allocator import left_of, memory_limit
+from sim.results.fit import judge
 from sim.results.records import Record
 from sim.results.training_run import TrainingRun
 from sim.search.best_first import BestFirst, pareto
@@ -19,12 +20,14 @@ from sim.search.why_none import why_none_legal
 
 
 class FoundLayout(Record, frozen=True, kw_only=True):
-    """A simulated layout. `tokens_per_s_per_gpu`: over all GPUs of the search; `peak_memory_bytes`: of the fullest GPU;
+    """A simulated layout. `tokens_per_s_per_gpu`: over all GPUs of the search; `peak_memory_bytes`: allocated on the
+    fullest GPU; `peak_reserved_bytes`: what its allocator holds for that;
     `parallelism`: the layout's keys of that section."""
 
     step_time_s: float
     tokens_per_s_per_gpu: float
     peak_memory_bytes: float
+    peak_reserved_bytes: float
     layout: Layout
     parallelism: Mapping[str, Any]
 
@@ -32,7 +35,7 @@ class FoundLayout(Record, frozen=True, kw_only=True):
 class BestLayout(FoundLayout, frozen=True, kw_only=True):
     """One of the best layouts, with the whole scenario, so that it runs without the search's options.
 
-    `memory_limit_bytes`: what it may take of a GPU; `tight`: it leaves too little of that for CUDA and NCCL. A map's
+    `memory_limit_bytes`: what its allocator may reserve of a GPU; `tight`: it fits with the odds `fit_odds`. A map's
     cells have no `runnable`, and a search without a price no cost. `training_run`: the whole training, where
     `training.tokens` gives its length; `training_cost`: its GPU hours at the price.
     """
@@ -42,6 +45,7 @@ class BestLayout(FoundLayout, frozen=True, kw_only=True):
     means: LayoutMeans
     memory_limit_bytes: float
     tight: bool
+    fit_odds: float
     scenario: Scenario
     runnable: Runnable | None = None
     cost_per_trillion_tokens: float | None = None
@@ -180,8 +184,7 @@ def make_result(
 
 def limit_of_any(found: BestFirst) -> float:
     """Return the bytes of a GPU that no layout of the search may exceed."""
-    base = found.space.base
-    return most_proposed_bytes_of_any(base, base.cluster.gpu) if found.limit_bytes is None else found.limit_bytes
+    return left_of(found.space.base.cluster.gpu).limit if found.limit_bytes is None else found.limit_bytes
 
 
 def _rates(found: BestFirst) -> dict[str, float]:
@@ -198,12 +201,14 @@ def _rates(found: BestFirst) -> dict[str, float]:
 def best_layout(found: BestFirst, outcome: Outcome, means: LayoutMeans) -> BestLayout:
     """Return one of a search's best layouts with its scenario and the memory that it was allowed."""
     scenario = scenario_of(found.space, outcome.layout)
-    gpu, limit_bytes = scenario.cluster.gpu, found.limit_bytes
+    limit_bytes = memory_limit(scenario, scenario.cluster.gpu).limit if found.limit_bytes is None else found.limit_bytes
+    fit = judge(outcome.peak_reserved_bytes, limit_bytes)
     return BestLayout(
         **_figures(found.space, outcome),
         means=means,
-        memory_limit_bytes=most_proposed_bytes(scenario, gpu) if limit_bytes is None else limit_bytes,
-        tight=limit_bytes is None and is_tight(outcome.peak_memory_bytes, memory_limit(scenario, gpu), gpu),
+        memory_limit_bytes=limit_bytes,
+        tight=fit.state == "tight",
+        fit_odds=fit.odds,
         scenario=scenario,
     )
 
@@ -216,6 +221,7 @@ def _figures(space: Space, outcome: Outcome) -> dict[str, Any]:
         # Divided by all GPUs of the space, so that layouts compare with those of a search over other numbers of GPUs.
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
+        "peak_reserved_bytes": outcome.peak_reserved_bytes,
         "layout": outcome.layout,
         "parallelism": {key: getattr(outcome.layout, key) for key in LAID_OUT},
     }

@@ -59,18 +59,9 @@ def simulate_serving(
     """
     check_called(scenario, profile, engine)
     begin = time.perf_counter()
-    inference = scenario.inference
-    if inference is None:
-        raise scenario.error(("inference",), "is missing; this scenario serves no requests")
     prices = profile or load_profile(scenario.calibration)
-    found = make_requests(inference.requests) if requests is None else requests
-    if inference.lora is not None:
-        found = with_adapters(found, inference.lora)
-        scenario = with_named(scenario, found)
-    elif any(r.adapter for r in found):
-        why = "the trace names LoRA adapters (adapter_id); inference.lora says their rank"
-        raise scenario.error(("inference", "requests"), why)
-    found = _accepted(scenario, sent := found)
+    scenario, sent = _sent(scenario, requests)
+    found = _accepted(scenario, sent)
     path = _path(scenario, engine, found)
     sequences = [Sequence(r, n) for n, r in enumerate(found)]
     if watch is not None:
@@ -81,6 +72,32 @@ def simulate_serving(
     wall_s = time.perf_counter() - begin
     refused = len(sent) - len(found)
     return ServingSimulation(scenario, prices, pools, transfers, path, wall_s, found, refused, held_bytes, spans)
+
+
+def make_pools(scenario: Scenario, profile: Profile) -> tuple[Pool, ...]:
+    """Return the engine's pools of GPUs, with their caches, before they serve anything.
+
+    Raises:
+        InputError: as `simulate_serving`.
+    """
+    scenario, sent = _sent(scenario, None)
+    sequences = [Sequence(r, n) for n, r in enumerate(_accepted(scenario, sent))]
+    return _pools(scenario, profile, sequences, 0.0, None)
+
+
+def _sent(scenario: Scenario, requests: tuple[Request, ...] | None) -> tuple[Scenario, tuple[Request, ...]]:
+    """The scenario's requests, or `requests`, with their LoRA adapters; the scenario with these adapters' names."""
+    inference = scenario.inference
+    if inference is None:
+        raise scenario.error(("inference",), "is missing; this scenario serves no requests")
+    found = make_requests(inference.requests) if requests is None else requests
+    if inference.lora is not None:
+        found = with_adapters(found, inference.lora)
+        scenario = with_named(scenario, found)
+    elif any(r.adapter for r in found):
+        why = "the trace names LoRA adapters (adapter_id); inference.lora says their rank"
+        raise scenario.error(("inference", "requests"), why)
+    return scenario, found
 
 
 def _accepted(scenario: Scenario, requests: tuple[Request, ...]) -> tuple[Request, ...]:

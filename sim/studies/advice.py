@@ -47,6 +47,8 @@ class Tried(Record, frozen=True):
     gain_s: float
     gain: float
     peak_memory_bytes: float
+    peak_reserved_bytes: float
+    fit_odds: float
 
 
 def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> list[Tried]:
@@ -73,8 +75,8 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
             gain_s = simulation.step_time_s - other.step_time_s
             helps = not fits or gain_s > LEAST_GAIN * simulation.step_time_s
             if helps and other.fits_in_memory:
-                gain, peak_bytes = gain_s / simulation.step_time_s, other.peak_memory_bytes
-                found.append(Tried(part, changes, other.step_time_s, gain_s, gain, peak_bytes))
+                gain, memory = gain_s / simulation.step_time_s, (other.peak_memory_bytes, other.reserved_bytes)
+                found.append(Tried(part, changes, other.step_time_s, gain_s, gain, *memory, other.fit.odds))
     return sorted(found, key=lambda t: -t.gain_s)
 
 

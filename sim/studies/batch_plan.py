@@ -35,6 +35,7 @@ class Cut(Struct, frozen=True):
     accumulation: int
     gpus: int
     peak_memory_bytes: float
+    peak_reserved_bytes: float
     fits_in_memory: bool
     step_time_s: float
     tokens_per_s_per_gpu: float
@@ -77,7 +78,7 @@ def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
         r = simulate(scenario, engine="static").outcome
     except InputError:
         return None
-    figures = (r.peak_memory_bytes, r.fits_in_memory, r.step_time_s, r.tokens_per_s_per_gpu)
+    figures = (r.peak_memory_bytes, r.peak_reserved_bytes, r.fits_in_memory, r.step_time_s, r.tokens_per_s_per_gpu)
     return Cut(dp, micro, scenario.micro_batches, scenario.parallelism.ranks, *figures)
 
 

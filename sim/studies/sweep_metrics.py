@@ -29,11 +29,13 @@ def _percentile(key: str, latency: str, statistic: str) -> Metric:
     return Metric(key, f"{figure.column} {statistic}", figure.unit)
 
 
-STEP, RATE, MEMORY = (_figure(key) for key in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_bytes"))
+STEP, RATE, MEMORY, RESERVED = (
+    _figure(key) for key in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "peak_reserved_bytes")
+)
 TOKENS = _figure("output_tokens_per_s_per_gpu")
 GPUS = Metric("gpus", "GPUs", NUMBER)
 FIRST = _percentile("ttft_p99_s", "time_to_first_token_s", "p99")
-TRAINING = (STEP, MEMORY, RATE)
+TRAINING = (STEP, MEMORY, RESERVED, RATE)
 SERVING = (
     _percentile("ttft_p50_s", "time_to_first_token_s", "p50"),
     FIRST,
@@ -43,6 +45,7 @@ SERVING = (
     _percentile("latency_p99_s", "request_latency_s", "p99"),
     TOKENS,
     MEMORY,
+    RESERVED,
 )
 
 

@@ -30,7 +30,7 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 from sim.studies.promised_latencies import QUANTITIES
 from sim.studies.sweep_found import SweepRow
-from sim.studies.sweep_metrics import MEMORY, RATE, STEP, TOKENS
+from sim.studies.sweep_metrics import MEMORY, RATE, RESERVED, STEP, TOKENS
 from topology.spec import GpuSpec
 
 Change = tuple[tuple[str, Any], ...]  # keys and their values
@@ -123,26 +123,28 @@ def _simulated(packed: bytes, change: Change) -> SweepRow:
     healthy_s = _healthy_s(packed, json.dumps(healthy.model_dump("json"))) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
-    figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes)
+    figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes, simulation.reserved_bytes)
     return SweepRow(dict(change), figures, scenario.ranks, simulation.fits_in_memory)
 
 
-def _figures(step_s: float, healthy_s: float, rate: float, peak_bytes: float) -> dict[str, float]:
+def _figures(
+    step_s: float, healthy_s: float, rate: float, peak_bytes: float, reserved_bytes: float
+) -> dict[str, float]:
     times = {STEP.key: step_s, "healthy_s": healthy_s, "lost_s": step_s - healthy_s}
-    return {**times, RATE.key: rate, MEMORY.key: peak_bytes}
+    return {**times, RATE.key: rate, MEMORY.key: peak_bytes, RESERVED.key: reserved_bytes}
 
 
 def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
     result = simulate_rl(scenario, _given(packed)[2]).outcome
     step_s, rate = result.step_time_s, result.tokens_per_s_per_gpu
-    figures = _figures(step_s, step_s, rate, result.peak_memory_bytes)
+    figures = _figures(step_s, step_s, rate, result.peak_memory_bytes, result.peak_reserved_bytes)
     return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory)
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
     served = simulate_serving(scenario, _profile(packed, scenario.calibration))
     result, latencies = served.outcome, served.latencies
-    figures = {m.key: getattr(result, m.key) for m in (TOKENS, MEMORY)}
+    figures = {m.key: getattr(result, m.key) for m in (TOKENS, MEMORY, RESERVED)}
     for name, quantity in QUANTITIES.items():
         figures |= {f"{name}_{statistic}_s": getattr(latencies[quantity], statistic) for statistic in ("p50", "p99")}
     return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory)

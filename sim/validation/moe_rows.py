@@ -35,9 +35,9 @@ from sim.prices.operator_prices import Costs
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import CompiledProgram, compile_program
 from sim.ranks.plan import make_plan
+from sim.results.fit import PEAK_UNCERTAINTY
 from sim.results.states import matmul_workspace
 from sim.validation.prediction import (
-    PEAK_UNCERTAINTY,
     Predictions,
     calibration_of,
     cluster_of,

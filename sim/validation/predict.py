@@ -11,11 +11,10 @@ from sim.core.json_values import is_integer
 from sim.inputs.units import BYTES, TIME, unit_of
 from sim.results import figures
 from sim.results.figures import unit_of_measured
+from sim.results.fit import PEAK_UNCERTAINTY, RESERVED_UNCERTAINTY
 from sim.validation.collective_rows import collective_predictions
 from sim.validation.kernel_rows import kernel_predictions
 from sim.validation.prediction import (
-    PEAK_UNCERTAINTY,
-    RESERVED_UNCERTAINTY,
     NotSimulated,
     Predicted,
     Prediction,

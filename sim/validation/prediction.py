@@ -19,9 +19,6 @@ from sim.validation.records import Measurement
 from topology.presets import CLUSTERS, GPUS, machines_of
 from topology.spec import ClusterSpec
 
-PEAK_UNCERTAINTY = 0.03  # of allocated bytes: rounding, small tensors and temporaries left out
-RESERVED_UNCERTAINTY = 0.07  # fragmentation besides, which depends on the order of sizes and streams
-
 
 class Prediction(NamedTuple):
     """A predicted value and its 90 % interval."""

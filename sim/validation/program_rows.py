@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from sim.inputs.scenario import parse_scenario
+from sim.results.fit import PEAK_UNCERTAINTY
 from sim.simulation import Simulation, simulate
-from sim.validation.prediction import PEAK_UNCERTAINTY, NotSimulated, Prediction, Predictions, profile_named, spread
+from sim.validation.prediction import NotSimulated, Prediction, Predictions, profile_named, spread
 from sim.validation.records import Measurement
 
 OF_LAYOUT = ("seq_len", "micro_batch_size", "global_batch_size")  # what a row's `training` says beside its program

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.core.units import change_s, n_bytes, percent, seconds
+from sim.core.units import allocated_reserved, change_s, percent, seconds
+from sim.results.fit import SURE
 
 if TYPE_CHECKING:
     from sim.studies.advice import Tried
 
-ADVICE_HEAD = ("--set", "Step", "Change", "In %", "Peak")  # short: a line has room for a schedule's name
+ADVICE_HEAD = ("--set", "Step", "Change", "In %", "Peak / reserved")  # short: a line has room for a schedule's name
 
 
 def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
@@ -21,10 +22,19 @@ def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
             seconds(t.step_time_s),
             change_s(-t.gain_s),
             f"{_sign(t)}{percent(abs(t.gain))}",
-            n_bytes(t.peak_memory_bytes),
+            allocated_reserved(t.peak_memory_bytes, t.peak_reserved_bytes) + odds_words(t.fit_odds),
         )
         for t in tried
     ]
+
+
+def odds_words(odds: float) -> str:
+    """Say that a layout is tight, and with which odds it fits; nothing of one that surely does.
+
+    >>> odds_words(0.71), odds_words(0.99)
+    (', tight 71 %', '')
+    """
+    return "" if odds >= SURE else f", tight {100 * odds:.0f} %"
 
 
 def _sign(t: Tried) -> str:

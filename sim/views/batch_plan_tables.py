@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.core.units import count, counted, n_bytes, seconds
+from sim.core.units import allocated_reserved, count, counted, seconds
 
 
 def print_plan(plan: dict[str, Any]) -> None:
@@ -12,11 +12,13 @@ def print_plan(plan: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("dp", "micro", "accum.", "GPUs", "peak", "", "step", "tokens/s/GPU", box=None, padding=(0, 1))
+    table = Table(
+        "dp", "micro", "accum.", "GPUs", "peak / reserved", "", "step", "tokens/s/GPU", box=None, padding=(0, 1)
+    )
     for c in plan["cuts"]:
         table.add_row(
             *(str(c[key]) for key in ("dp", "micro_batch_size", "accumulation", "gpus")),
-            n_bytes(c["peak_memory_bytes"]),
+            allocated_reserved(c["peak_memory_bytes"], c["peak_reserved_bytes"]),
             "✓ fits" if c["fits_in_memory"] else "✗ too big",
             seconds(c["step_time_s"]),
             count(c["tokens_per_s_per_gpu"]),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sim.core.units import count, counted, n_bytes, percent, seconds
+from sim.core.units import count, counted, percent, seconds
 from sim.search.found import ClusterSearch, ClustersResult
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import explained, grouped_dots, scatter_plot
-from sim.views.search_page import COLUMNS, COSTS, cells, copied, cost_cells, layout_columns, mesh_words
+from sim.views.search_page import COLUMNS, COSTS, cells, copied, cost_cells, layout_columns, memory_words, mesh_words
 from sim.views.sorted_table import NOTHING, Cell, sorted_table, word
 
 PLACE = {"Cluster": "", "GPUs": ""}  # the first columns of a table of several searches
@@ -70,7 +70,7 @@ def _headline(result: ClustersResult, found: Sequence[ClusterSearch]) -> list[Nu
     numbers = [
         Number("Most tokens/s/GPU", name_of(result, quickest), count(best.tokens_per_s_per_gpu), "good"),
         Number("Its step", seconds(best.step_time_s), mesh_words(best.layout)),
-        Number("Its MFU", percent(best.means.mfu), n_bytes(best.peak_memory_bytes)),
+        Number("Its MFU", percent(best.means.mfu), memory_words(best)),
     ]
     priced = [(cost, one) for one in found if (cost := one.search.best[0].cost_per_trillion_tokens) is not None]
     if priced:

@@ -88,7 +88,7 @@ def _headline(compare: Comparison) -> list[Number]:
     apart = f"of the step on average, {percent(ends.max)} at most"
     return [
         Number("Error of step time", signed(step.error), limit, mood),
-        Number("Simulated", seconds(step.simulated), f"90 %: {seconds_between(low, high)}"),
+        Number("Simulated", seconds(step.simulated), f"90 %: {seconds_between(low, high, step.simulated)}"),
         Number("Measured", seconds(step.measured), f"median; noise {percent(compare.noise)}"),
         *_others(compare),
         Number("Ends of actions differ by", percent(ends.mean), apart),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.units import change_percent, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
-from sim.results.beside_allocator import MemoryLimit, is_tight
 from sim.results.figures import FIGURES
+from sim.results.fit import Fit
 from sim.results.losses import bubble_name, waiting_s
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -62,7 +62,7 @@ def _step(result: StepResult) -> list[Number]:
     if not step_s:
         return []
     use = result.utilization
-    interval = _interval(seconds_between(*result.step_time_interval_s))
+    interval = _interval(seconds_between(*result.step_time_interval_s, step_s))
     if result.one_step_s is not None:
         interval += f"; from its first forward to its last rank's end a step lasts {seconds(result.one_step_s)}"
     flops, per_gpu = _flops_words(result), result.tokens_per_s_per_gpu
@@ -155,7 +155,10 @@ def _serving(result: ServingResult) -> list[Number]:
     likely, rate_per_s, numbers = result.intervals, result.output_tokens_per_s, list[Number]()
     for key in LATENCIES:
         p: Percentiles = getattr(result, key)
-        within = "" if likely is None else f", {_interval(seconds_between(*getattr(likely, key).p50))}"
+        within = ""
+        if likely is not None:
+            low, high = getattr(likely, key).p50
+            within = f", {_interval(seconds_between(low, high, p.p50))}"
         words = f"median{within}; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}"
         numbers.append(_figure(key, p.p50, words))
     within = "" if likely is None else _interval(" – ".join(map(count, likely.output_tokens_per_s)))
@@ -167,10 +170,9 @@ def _reserved(result: ServingResult) -> list[Number]:
     """Say what the engine takes of its GPUs when it starts, used or not."""
     if _takes_as_needed(result):
         return []
-    reserved, limit = result.peak_reserved_bytes, memory_limit_bytes(result)
     row, gpu = tightest(result.memory), result.scenario.cluster.gpu
-    note = f"{percent(reserved / limit)} of {of_gpu_words(limit, gpu, row.beside)}: weights, the whole cache, buffers"
-    return [Number("Reserved memory", n_bytes(reserved), note, compared=reserved)]
+    note = f"{of_gpu_words(row.reserved, row.limit, gpu)}: weights, the whole cache, buffers"
+    return [Number("Reserved memory", n_bytes(row.reserved), note, compared=row.reserved)]
 
 
 def _takes_as_needed(result: StepResult | ServingResult) -> bool:
@@ -183,38 +185,41 @@ def _interval(bounds: str) -> str:
 
 
 def _peak(result: StepResult | ServingResult) -> Number:
-    row, fits = tightest(result.memory), result.fits_in_memory
-    peak, limit, gpu = row.peak, row.limit, result.scenario.cluster.gpu_of(row.rank)
-    share = f"{percent(peak / limit)} of {of_gpu_words(limit, gpu, row.beside)}"
-    note, mood = f"✓ fits, {share}", "good"
-    if not fits:
-        note, mood = f"✗ does not fit, {share}", "bad"
-    elif is_tight(peak, MemoryLimit(limit, row.beside), gpu):
-        left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
-        note, mood = f"tight, {share}: {left}", "bad"
-    name = "Peak memory" if _takes_as_needed(result) else "Peak memory in use"
-    return Number(name, n_bytes(peak), note, mood, result.peak_memory_bytes)
+    row, reserved = tightest(result.memory), ""
+    gpu, in_use = result.scenario.cluster.gpu_of(row.rank), not _takes_as_needed(result)
+    if not in_use and not gpu.chip.is_host:
+        reserved = f"{n_bytes(row.reserved)} reserved, "
+    note, mood = fit_words(result.fit, reserved + of_gpu_words(row.peak if in_use else row.reserved, row.limit, gpu))
+    return Number("Peak memory in use" if in_use else "Peak memory", n_bytes(row.peak), note, mood, row.peak)
 
 
-def of_gpu_words(limit_bytes: float, gpu: GpuSpec, beside: float | None = None) -> str:
-    """Say what a limit of memory is: of the GPU's nominal memory, what CUDA reports, or what CUDA and NCCL leave.
+def fit_words(fit: Fit, what: str) -> tuple[str, str]:
+    """Return a verdict in words about the memory that `what` names, with its mood.
+
+    >>> fit_words(Fit("tight", 0.64), "77 of 80 GiB")[0]
+    'tight, 77 of 80 GiB: fits with odds of 64 %, by the known error of such predictions'
+    """
+    if fit.state == "fits":
+        return f"✓ fits, {what}", "good"
+    if fit.state == "tight":
+        odds = f"fits with odds of {100 * fit.odds:.0f} %, by the known error of such predictions"
+        return f"tight, {what}: {odds}", "bad"
+    return f"✗ does not fit, {what}", "bad"
+
+
+def of_gpu_words(used_bytes: float, limit_bytes: float, gpu: GpuSpec) -> str:
+    """Say which part of a limit is used, and which part of the GPU's memory the limit is.
 
     >>> from topology.presets import GPUS
-    >>> of_gpu_words(GPUS["h200-sxm"].memory_bytes, GPUS["h200-sxm"])
-    '141.0 GiB (nominal; CUDA reports 139.8 GiB)'
-    >>> of_gpu_words(GPUS["h200-sxm"].shown_bytes, GPUS["h200-sxm"])
-    '139.8 GiB (as CUDA reports; nominal 141.0 GiB)'
+    >>> of_gpu_words(70 * 2**30, 78.61 * 2**30, GPUS["h100-sxm"])
+    '89.0 % of 78.61 GiB beside CUDA and NCCL (CUDA reports 79.11, nominal 80.00)'
     """
-    limit = n_bytes(limit_bytes)
-    if beside is not None:
-        return f"{limit} beside CUDA and NCCL"
-    if gpu.shown_bytes == gpu.memory_bytes:
-        return limit
-    if limit_bytes == gpu.memory_bytes:
-        return f"{limit} (nominal; CUDA reports {n_bytes(gpu.shown_bytes)})"
-    if limit_bytes == gpu.shown_bytes:
-        return f"{limit} (as CUDA reports; nominal {n_bytes(gpu.memory_bytes)})"
-    return limit
+    of = f"{percent(used_bytes / limit_bytes)} of {n_bytes(limit_bytes)}"
+    if gpu.chip.is_host:
+        return of
+    shown, nominal = gpu.shown_bytes / 2**30, gpu.memory_bytes / 2**30
+    reports = f"CUDA reports {shown:.2f}, nominal {nominal:.2f}" if shown != nominal else f"of {shown:.2f}"
+    return f"{of} beside CUDA and NCCL ({reports})"
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:

@@ -15,7 +15,7 @@ from sim.views.page import still_page
 from sim.views.palette import INK
 from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.scenario_words import layout_words
-from sim.views.search_page import mesh_words, schedule_words
+from sim.views.search_page import memory_words, mesh_words, schedule_words
 
 _NONE, _PALE = "#e3e8ee", "#ffffff"
 _TIP = (
@@ -36,8 +36,8 @@ def map_page(result: MapResult) -> str:
         "memory": _heat(
             result,
             "memory",
-            lambda b: b.peak_memory_bytes / b.memory_limit_bytes,
-            lambda b: n_bytes(b.peak_memory_bytes),
+            lambda b: b.peak_reserved_bytes / b.memory_limit_bytes,
+            lambda b: memory_words(b),
         ),
         "layout": _heat(result, "layout", lambda b: b.means.mfu, lambda b: _short(b.layout)),
     }
@@ -64,7 +64,7 @@ def cell_words(cell: MapCell) -> list[str]:
     best = cell.best
     if best is None:
         return [NOTHING]
-    return [f"{percent(best.means.mfu)} {n_bytes(best.peak_memory_bytes)}", _short(best.layout)]
+    return [f"{percent(best.means.mfu)} {memory_words(best)}", _short(best.layout)]
 
 
 def _run_words(row: MeasuredBest) -> str:
@@ -148,7 +148,7 @@ def _texts(best: BestLayout) -> dict[str, str]:
         seconds(best.step_time_s),
         count(best.tokens_per_s_per_gpu),
         percent(best.means.mfu),
-        n_bytes(best.peak_memory_bytes),
+        memory_words(best),
     )
     return dict(zip(_TEXTS, texts, strict=True))
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.units import count, counted, n_bytes, percent, seconds, seconds_between
+from sim.core.units import allocated_reserved, count, counted, n_bytes, percent, seconds, seconds_between
 from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
-from sim.views.headline import Number, of_gpu_words
+from sim.views.headline import Number, fit_words, of_gpu_words
 from sim.views.scenario_words import gpus_words, layout_words, model_words
 from sim.views.summary import numbers_table, plain_table, print_provenance, words_table
 from sim.views.terminal import Terminal
 from topology.spec import GpuSpec
 
 PHASE_HEAD = ("Phase", "GPUs", "Starts", "Takes", "Of the step")
-POOL_HEAD = ("GPUs", "Number", "Busy", "Idle", "Peak memory", "Most during")
+POOL_HEAD = ("GPUs", "Number", "Busy", "Idle", "Peak / reserved", "Most during")
 
 
 def rl_line(scenario: Scenario, rl: Rl) -> str:
@@ -31,10 +31,10 @@ def rl_line(scenario: Scenario, rl: Rl) -> str:
 
 def rl_headline(result: RlResult) -> list[Number]:
     """Step time, throughput, the answers' tail, the updates' MFU, idle GPUs, memory."""
-    low, high = result.step_time_interval_s
+    step_s, (low, high) = result.step_time_s, result.step_time_interval_s
     g, t = result.generation, result.training
     return [
-        Number("Step time", seconds(result.step_time_s), f"90 % interval {seconds_between(low, high)}"),
+        Number("Step time", seconds(step_s), f"90 % interval {seconds_between(low, high, step_s)}"),
         Number("Tokens/s per GPU", count(result.tokens_per_s_per_gpu), f"{count(result.tokens_per_s)} in all"),
         Number("Generation", seconds(g.duration_s), f"the last tenth of the answers takes {seconds(g.tail_s)} longer"),
         Number("Training", seconds(t.updates * t.update_s), f"{counted(t.updates, 'update')}, MFU {percent(t.mfu)}"),
@@ -44,11 +44,9 @@ def rl_headline(result: RlResult) -> list[Number]:
 
 
 def _memory(pool: PoolUse, gpu: GpuSpec) -> Number:
-    limit = pool.memory_limit_bytes
-    share = f"{percent(pool.peak_memory_bytes / limit)} of {of_gpu_words(limit, gpu)}, {pool.name} GPUs"
-    fits = pool.fits_in_memory
-    words = f"✓ fits, {share}" if fits else f"✗ does not fit, {share}"
-    return Number("Peak memory", n_bytes(pool.peak_memory_bytes), words, "good" if fits else "bad")
+    reserved = pool.peak_reserved_bytes
+    share = f"{n_bytes(reserved)} reserved, {of_gpu_words(reserved, pool.memory_limit_bytes, gpu)}, {pool.name} GPUs"
+    return Number("Peak memory", n_bytes(pool.peak_memory_bytes), *fit_words(pool.fit, share))
 
 
 def phase_rows(result: RlResult) -> list[tuple[str, ...]]:
@@ -76,7 +74,7 @@ def pool_rows(pools: Sequence[PoolUse]) -> list[tuple[str, ...]]:
             count(p.gpus),
             seconds(p.busy_s),
             percent(p.idle_share),
-            n_bytes(p.peak_memory_bytes),
+            allocated_reserved(p.peak_memory_bytes, p.peak_reserved_bytes),
             max(p.peak_by_turn, key=lambda turn: p.peak_by_turn[turn]),
         )
         for p in pools

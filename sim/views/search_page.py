@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sim.core.units import count, counted, n_bytes, seconds
+from sim.core.units import allocated_reserved, count, counted, n_bytes, seconds
 from sim.search.found import BestLayout, FoundLayout, SearchResult
 from sim.search.space import Layout
+from sim.views.advice_rows import odds_words
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.palette import BAD, INK
@@ -22,7 +23,7 @@ COLUMNS = {  # of a table of layouts: heads, and what they mean
     "MFU": "model FLOPs over the peak",
     "Exposed": "communication that no computation hides",
     "Bubble": "of the step",
-    "Memory": "the fullest GPU's peak",
+    "Memory": "the fullest GPU's peak: allocated / reserved",
     "Schedule": "",
     "Micro-batch": "sequences",
     "Recompute": "",
@@ -69,9 +70,12 @@ def limit_words(found: SearchResult) -> str:
     least, most = n_bytes(min(limits)), n_bytes(max(limits))
     if least != most:
         return f"at most {least} to {most} each, by layout"
-    gpus = [row.scenario.cluster.gpu for row in found.best[:1]]
-    reported = any(max(limits) == gpu.shown_bytes < gpu.memory_bytes for gpu in gpus)
-    return f"at most {most} each" + " (as CUDA reports)" * reported
+    return f"at most {most} each"
+
+
+def memory_words(row: FoundLayout) -> str:
+    """Return what tensors take of the fullest GPU, and what its allocator reserves."""
+    return allocated_reserved(row.peak_memory_bytes, row.peak_reserved_bytes)
 
 
 def copied(row: BestLayout) -> list[tuple[str, str]]:
@@ -138,7 +142,7 @@ def layout_columns(rows: Sequence[FoundLayout]) -> dict[str, list[Any]]:
         "words": [mesh_words(r.layout) for r in rows],
         "step": [seconds(r.step_time_s) for r in rows],
         "throughput": [count(r.tokens_per_s_per_gpu) for r in rows],
-        "memory": [n_bytes(r.peak_memory_bytes) for r in rows],
+        "memory": [memory_words(r) for r in rows],
         "schedule": [schedule_words(r.layout) for r in rows],
         "size": [r.layout.micro_batch_size for r in rows],
         "recompute": [r.layout.recompute for r in rows],
@@ -158,7 +162,7 @@ def _headline(result: SearchResult) -> list[Number]:
         numbers = [
             Number("Best step", seconds(best.step_time_s), mesh_words(best.layout), "good"),
             Number("Tokens/s/GPU", count(best.tokens_per_s_per_gpu), schedule_words(best.layout)),
-            Number("Its memory", n_bytes(best.peak_memory_bytes), f"recompute {best.layout.recompute}"),
+            Number("Its memory", memory_words(best), f"recompute {best.layout.recompute}"),
         ]
     large, slow = count(c["pruned_by_memory"] + c["too_large"]), count(c["pruned_by_bound"] + c["beaten"])
     cores = counted(result.cores, "core")
@@ -173,9 +177,9 @@ def _headline(result: SearchResult) -> list[Number]:
 def cells(row: FoundLayout, short: bool = False) -> list[Cell]:
     """A layout's cells under `COLUMNS`, its mesh in few characters or in words; only the best layouts have an MFU and
     what goes with it."""
-    x, means, tight = row.layout, None, False
+    x, means, tight = row.layout, None, ""
     if isinstance(row, BestLayout):
-        means, tight = row.means, row.tight
+        means, tight = row.means, odds_words(row.fit_odds)
     return [
         word(mesh_words(x, short)),
         (f"{row.step_time_s:.12f}", seconds(row.step_time_s)),
@@ -183,7 +187,7 @@ def cells(row: FoundLayout, short: bool = False) -> list[Cell]:
         share(None if means is None else means.mfu),
         share(None if means is None else means.exposed_comm_s / row.step_time_s),
         share(None if means is None else means.bubble_fraction),
-        (f"{row.peak_memory_bytes:.0f}", n_bytes(row.peak_memory_bytes) + ", tight" * tight),
+        (f"{row.peak_memory_bytes:.0f}", memory_words(row) + tight),
         word(schedule_words(x)),
         word(str(x.micro_batch_size)),
         word(x.recompute),

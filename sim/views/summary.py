@@ -149,10 +149,10 @@ def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
     whole = worst.limit
     rows: list[TextRow] = []
     names = {category: style.label for category, style in memory_styles(result.scenario).items()}
-    for category, label in {**names, "peak": "Peak"}.items():
+    for category, label in {**names, "peak": "Peak", "reserved": "Reserved"}.items():
         size: float = getattr(worst, category)
         length = round(min(1.0, size / whole) * width)
-        style = "red" if category == "peak" and size > whole else "cyan"
+        style = "red" if category in ("peak", "reserved") and size > whole else "cyan"
         rows.append(TextRow((label, n_bytes(size), (Span("█" * length, style),))))
     apart = sum(getattr(worst, category) for category in names) > (1 + APART) * worst.peak
     said = f"memory of {ranks_text(worst.ranks)}{', each at its maximum' if apart else ''}"

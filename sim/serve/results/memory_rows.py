@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.units import rank_numbers
+from sim.results.beside_allocator import left_of
+from sim.results.fit import RESERVED_UNCERTAINTY
 from sim.results.records import MemoryRow
-from sim.serve.memory import buffer_bytes, routed_bytes
+from sim.serve.memory import buffer_bytes, outside_of, routed_bytes
 from sim.serve.replicas.pools import Pool
 from sim.serve.results.timeline import classes_of
 
@@ -41,11 +43,19 @@ def memory_rows(pools: tuple[Pool, ...]) -> tuple[MemoryRow, ...]:
                     kv_cache=cache,
                     buffers=buffers,
                     peak=weights + cache + buffers,
-                    limit=pool.scenario.cluster.gpu.shown_bytes,
                     reserved=weights + whole * block_bytes + buffers,
+                    uncertainty=RESERVED_UNCERTAINTY if inference.batching == "static" else 0.0,
+                    **_limit(pool),
                 )
             )
     return (*out, *_expert_memory(pools[-1]))
+
+
+def _limit(pool: Pool) -> dict[str, float]:
+    """What an engine's process leaves of a GPU for its tensors; of one of which nothing is known, CUDA's context."""
+    gpu, own = pool.scenario.cluster.gpu, outside_of(pool.scenario).held
+    limit = gpu.shown_bytes - own if own else left_of(gpu).limit
+    return {"limit": limit, "beside": gpu.memory_bytes - limit}
 
 
 def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
@@ -57,8 +67,8 @@ def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
     tokens = max([afd.tokens_of(i.load) for r in pool.replicas for i in r.iterations])
     weights = routed_bytes(d, costs.specs, stage)
     buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
-    first, limit = pool.scenario.parallelism.ranks, pool.scenario.cluster.gpu.shown_bytes
+    first = pool.scenario.parallelism.ranks
     ranks, held = rank_numbers(tuple(range(first, first + afd.gpus))), weights + buffers
     none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
-    of_all = {"parameters": weights, "buffers": buffers, "peak": held, "limit": limit, "reserved": held}
+    of_all = {"parameters": weights, "buffers": buffers, "peak": held, "reserved": held, **_limit(pool)}
     return (MemoryRow(ranks=ranks, rank=first, count=afd.gpus, **none, **of_all),)

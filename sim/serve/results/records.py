@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.inputs.scenario import Scenario
+from sim.results.fit import Fit
 from sim.results.records import Engine, MemoryRow, Provenance, Record
 
 
@@ -187,6 +188,7 @@ class ServingResult(Record, frozen=True, kw_only=True):
     peak_reserved_bytes: float  # by the engine: weights, the whole cache, an iteration's tensors
     memory: tuple[MemoryRow, ...]
     fits_in_memory: bool
+    fit: Fit
     does_not_start: str | None = None  # why; the figures are then those of a server with more memory
     provenance: Provenance
     warnings: tuple[str, ...]

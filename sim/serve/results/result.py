@@ -15,9 +15,10 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.programs.priced_items import Shares, add_all
 from sim.results.certainty import StepInterval
+from sim.results.fit import Fit
 from sim.results.memory import MemoryCurve
 from sim.results.metrics import provenance
-from sim.results.records import Engine
+from sim.results.records import Engine, tightest
 from sim.serve.cache.use import kv_cache_use
 from sim.serve.memory import Capacity, adapter_bytes
 from sim.serve.prices.costs import IterationCosts
@@ -40,7 +41,7 @@ from sim.serve.results.records import (
     percentiles,
 )
 from sim.serve.results.serving_warnings import lacks_memory, serving_warnings
-from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
+from sim.serve.results.starts import room_for_longest, why_not_started
 from sim.serve.results.timeline import make_timeline, memory_curves
 from sim.serve.scheduling.sequences import Sequence
 from sim.serve.scheduling.speculation import expected_tokens
@@ -193,9 +194,8 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     output, prompts = sum(s.request.output_tokens for s in sequences), sum(s.request.prompt_tokens for s in sequences)
     busy_s, times = sim.busy_s, sim.latencies
     memory = memory_rows(sim.pools)
-    fits = all(row.peak <= row.limit for row in memory) and all(
-        pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
-    )
+    fit = tightest(memory).fit
+    fits = fit.fits and all(pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools)
     shares, scaling, gpus = sim.shares, scaling_use(sim.spans, sim.pools, sim.start_s, sim.end_s), sim.scenario.ranks
     on = gpus if scaling is None or not scaling.gpu_hours_always_on else scaling.gpus_mean(gpus)
     return ServingResult(
@@ -225,10 +225,11 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         weight_offload=_offload(sim),
         comm_share=_comm_share(sim),
         peak_memory_bytes=max(row.peak for row in memory),
-        peak_reserved_bytes=max(row.reserved or 0.0 for row in memory),
+        peak_reserved_bytes=max(row.reserved for row in memory),
         memory=memory,
         fits_in_memory=fits and not _too_long(sim),
-        does_not_start=why_no_room(sim.pools) or why_not_so_long(sim.pools),
+        fit=fit if fits and not _too_long(sim) else Fit("does not fit", 0.0),
+        does_not_start=why_not_started(sim.pools),
         provenance=provenance(sim.profile, shares),
         warnings=(*lacks_memory(sim), *sim.scenario.warnings, *serving_warnings(sim, fits, shares)),
         engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),

@@ -52,6 +52,11 @@ def why_not_so_long(pools: tuple[Pool, ...]) -> str | None:
     return None
 
 
+def why_not_started(pools: tuple[Pool, ...]) -> str | None:
+    """Return why an engine does not start; None where it does."""
+    return why_no_room(pools) or why_not_so_long(pools)
+
+
 def _part_for_engine(pool: Pool, memory: float) -> str:
     """What the engine takes of a GPU, where that is not all."""
     inference = pool.scenario.for_serving

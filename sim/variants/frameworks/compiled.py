@@ -15,9 +15,6 @@ from sim.variants.frameworks.parts import (
 )
 from sim.variants.frameworks.zero import ZeroEngine
 
-# torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
-# `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.
-LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
 # torchtitan: components/loss.py compiles the loss by itself, so the logits are an input of the graph, and Inductor does
 # not write the gradient over them. torch/_functorch/partitioners.py keeps them for the backward with each row's maximum
 # and the logarithm of its sum, which one pass finds (torch/_inductor/config.py: `online_softmax`).
@@ -103,7 +100,7 @@ COMPILED = Framework(
         Former("2025-10", {"attention_kernel": "torch_2024", "reruns_attention": False}, "torchtitan: attention.py"),
         TITAN_FOREACH,
         SUMS_KEPT,
-        Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
+        Former("2025-04", {"loss": TORCH_LOSS}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
     ),
 )
 COMPILED_REAL_ROPE = replace(

@@ -59,7 +59,9 @@ class RouterKernels(NamedTuple):
     torch_top_k: bool = True
 
 
-TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0, log_softmax=True)
+# Over ranks: torch/distributed/tensor/parallel/loss.py. `_log_softmax` holds its fp32 input and what is shifted by its
+# maximum; the backward, `(grad_input + torch.exp(x)) * grad_output`, the first, the sum and the product beside x.
+TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0, split_tensors=3, log_softmax=True)
 # The choice of groups, of fp32 scores: each group's best two (4 bytes), sorted, and their sum; top-k of groups; zeros
 # and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8) and masked (9). Where
 # the masked scores themselves go on, backward copies (8) and masks (9) their gradient. The code is the same in
