@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 
 from sim.traces.host import Thread, is_runtime
-from sim.traces.kineto import Event, whole
-from sim.traces.messages import nccl_message
-from sim.traces.rank_graph import RankGraph
+from sim.traces.kineto import Event, RankTrace, whole
+from sim.traces.messages import elements_of, nccl_message
+from sim.traces.rank_graph import MIN_WAIT_NS, RankGraph
 from sim.traces.recording import Message
 
 _SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
@@ -17,7 +18,7 @@ _STREAM_WAIT = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"
 def add_device(graph: RankGraph) -> None:
     """Add the kernels that a rank's step launched to its graph, after the host's nodes."""
     launches = _runtime(graph)
-    kernels = _kernels(graph, launches)
+    kernels = _kernels(graph)
     if kernels:
         DeviceGraph(graph, kernels, launches).build()
 
@@ -33,15 +34,18 @@ def _runtime(graph: RankGraph) -> dict[int, tuple[Event, Thread]]:
     return out
 
 
-def _kernels(graph: RankGraph, launches: dict[int, tuple[Event, Thread]]) -> list[Event]:
-    """Return the kernels that the step launched; one without a launch in the file belongs to the step it starts in."""
-    known = {whole(e.args, "correlation") for t in graph.trace.threads.values() for e in t if is_runtime(e)}
-    out = []
-    for kernel in graph.trace.device:
-        number = whole(kernel.args, "correlation")
-        if number in launches or (number not in known and graph.begin_ns <= kernel.start_ns < graph.end_ns):
-            out.append(kernel)
-    return out
+def _kernels(graph: RankGraph) -> list[Event]:
+    """Return the kernels that were launched in the window, and those that were launched before and still ran in it."""
+    launched = launch_times(graph.trace)
+    found = zip(graph.trace.device, launched, strict=True)
+    return [k for k, launched_ns in found if launched_ns < graph.end_ns and k.end_ns > graph.begin_ns]
+
+
+def launch_times(trace: RankTrace) -> list[int]:
+    """Return when the host launched each event of a device; one without a launch in the file when it started."""
+    calls = (e for events in trace.threads.values() for e in events if is_runtime(e))
+    known = {number: e.start_ns for e in calls if (number := whole(e.args, "correlation")) is not None}
+    return [known.get(whole(k.args, "correlation") or -1, k.start_ns) for k in trace.device]
 
 
 class DeviceGraph:
@@ -51,10 +55,13 @@ class DeviceGraph:
         self.graph, self.kernels, self.launches = graph, kernels, launches
         self.latency_ns = self._latency()
         self.compute_stream = self._busiest()
+        self.elements: dict[int, int] = {}  # of an operator's inputs, by its number
+        self.position_of = {self._number(k): p for p, k in enumerate(kernels)}
+        self.done: list[tuple[int, int]] = []  # ends of kernels, and their nodes
         self.node_of: dict[int, int] = {}  # by position among the kernels
         self.last: dict[tuple[str, str], int] = {}  # the last kernel so far on each stream
-        order = {number: (e.start_ns, number) for number, (e, _) in launches.items()}
-        self.launched = [order.get(whole(k.args, "correlation") or -1, (k.start_ns, -1)) for k in kernels]
+        at = dict(zip(map(id, graph.trace.device), launch_times(graph.trace), strict=True))
+        self.launched = [(at[id(k)], self._number(k)) for k in kernels]
         self.by_launch: dict[tuple[str, str], list[tuple[tuple[int, int], int]]] = {}
         for position, kernel in enumerate(kernels):
             self.by_launch.setdefault(kernel.thread, []).append((self.launched[position], position))
@@ -69,14 +76,21 @@ class DeviceGraph:
                 number = whole(e.args, "External id")
                 if number is not None and "Collective name" in e.args:
                     operators[number] = e
+                if number is not None and "Input Dims" in e.args:
+                    self.elements[number] = elements_of(e.args)
         across = self._stream_waits()
         for position, kernel in enumerate(self.kernels):
             self._add(position, kernel, across.get(position, []), operators)
         self._host_waits()
+        self.done = sorted((k.end_ns, self.node_of[p]) for p, k in enumerate(self.kernels))
+        self._queue_waits()
 
     def _add(self, position: int, kernel: Event, across: list[int], operators: dict[int, Event]) -> None:
-        issued = self._launch(kernel)
-        waits = self.graph.after_launch(issued, kernel.start_ns, self.latency_ns if issued else 0)
+        issued, launched_ns = self._launch(kernel), self.launched[position][0]
+        begin_ns = self.graph.begin_ns
+        waits = [(0, 0)]  # launched before the window
+        if launched_ns >= begin_ns:
+            waits = self.graph.after_launch(issued, kernel.start_ns, self.latency_ns if issued else 0)
         before = [self.last[kernel.thread]] if kernel.thread in self.last else []
         waits += [(self.node_of[p], 0) for p in [*before, *across] if p in self.node_of]
         message = self._message_of(kernel, operators)
@@ -90,12 +104,15 @@ class DeviceGraph:
             stream,
             kind,
             kernel.name,
-            kernel.start_ns,
+            max(begin_ns, kernel.start_ns),
             kernel.end_ns,
             waits,
             message,
             message is None and kernel.category == "kernel" and not kernel.is_nccl,
         )
+        made = self.graph.nodes[node]
+        made.device, made.before = True, launched_ns < self.graph.own_ns
+        made.elements = self.elements.get(whole(kernel.args, "External id") or -1, 0)
         self.node_of[position] = node
         self.last[kernel.thread] = position
 
@@ -106,6 +123,11 @@ class DeviceGraph:
         if "Collective name" not in kernel.args and (operator is None or not kernel.is_nccl):
             return None
         return nccl_message(kernel, operator, self.graph.trace.rank)
+
+    @staticmethod
+    def _number(kernel: Event) -> int:
+        number = whole(kernel.args, "correlation")
+        return -1 if number is None else number
 
     def _launch(self, kernel: Event) -> tuple[Event, Thread] | None:
         number = whole(kernel.args, "correlation")
@@ -204,3 +226,57 @@ class DeviceGraph:
         streams = [s for s in self.by_launch if stream is None or s[1] == stream]
         found = (self._launched_before(s, (call.start_ns, -1), call.end_ns) for s in streams)
         return [self.node_of[p] for p in found if p is not None]
+
+    def _queue_waits(self) -> None:
+        """Make the host wait for the GPU where a launch comes later than in the trace's quickest step.
+
+        Only so many launches are queued; a further one waits until the GPU has taken one (a launch call that lasts, or
+        a gap before it). What the same launch of another step took is the host's own time.
+        """
+        for thread in self.graph.threads:
+            for calls, own_ns in launch_gaps(self.graph.trace, thread.name):
+                for before, call, least_ns in zip(calls, calls[1:], own_ns, strict=False):
+                    more_ns = call.end_ns - before.end_ns - least_ns
+                    if more_ns > max(MIN_WAIT_NS, least_ns) and self._queued(call):
+                        self._wait_in(thread, before.end_ns, call.end_ns, more_ns)
+
+    def _queued(self, call: Event) -> bool:
+        """Tell whether the GPU had other work when a kernel was launched."""
+        if call.start_ns < self.graph.begin_ns or call.start_ns >= self.graph.end_ns:
+            return False
+        position = self.position_of.get(self._number(call))
+        return position is not None and self.kernels[position].start_ns - call.end_ns > self.latency_ns + MIN_WAIT_NS
+
+    def _wait_in(self, thread: Thread, begin_ns: int, end_ns: int, more_ns: int) -> None:
+        """Make the longest segment between two moments wait for what the GPU had done `more_ns` after its start."""
+        first, last = bisect_left(thread.ends, begin_ns + 1), bisect_left(thread.ends, end_ns)
+        inside = range(first, min(last + 1, len(thread.segments)))
+        longest = max(inside, key=lambda i: thread.segments[i].end_ns - thread.segments[i].start_ns, default=None)
+        if longest is None:
+            return
+        segment, node = thread.segments[longest], self.graph.nodes[thread.nodes[longest]]
+        resumed_ns = min(segment.start_ns + more_ns, segment.end_ns)
+        done = bisect_left(self.done, (resumed_ns + 1, -1)) - 1
+        if resumed_ns > node.start_ns and done >= 0:
+            ended_ns, awaited = self.done[done]
+            node.waits.append((awaited, resumed_ns - ended_ns))
+            node.start_ns = resumed_ns
+
+
+def launch_gaps(trace: RankTrace, name: tuple[str, str]) -> list[tuple[list[Event], list[int]]]:
+    """Return a thread's launches in each step, with the least time between two of them over steps of as many launches.
+
+    Nothing of steps of which no other has as many.
+    """
+    kernels = {whole(k.args, "correlation") for k in trace.device}
+    events = [e for e in trace.threads[name] if is_runtime(e) and whole(e.args, "correlation") in kernels]
+    steps = [[e for e in events if s.start_ns <= e.start_ns < s.end_ns] for s in trace.steps.values()]
+    alike: dict[int, list[list[Event]]] = {}
+    for calls in steps:
+        alike.setdefault(len(calls), []).append(calls)
+    found = []
+    for same in alike.values():
+        if len(same) > 1:
+            gaps = [[b.end_ns - a.end_ns for a, b in pairwise(calls)] for calls in same]
+            found += [(calls, [min(each) for each in zip(*gaps, strict=True)]) for calls in same]
+    return found

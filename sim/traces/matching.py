@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from sim.core.errors import InputError
-from sim.traces.device import add_device
+from sim.traces.device import add_device, launch_times
 from sim.traces.kineto import RankTrace
 from sim.traces.rank_graph import RankGraph
 from sim.traces.recording import Recording, merge
@@ -17,7 +19,7 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
     """Return one recorded step of all traced ranks; without `step` the step of median length, if steps are marked.
 
     Raises:
-        InputError: for two files of one rank, or a step that not every rank has.
+        InputError: for two files of one rank, traces of two runs, or a step that not every rank has.
     """
     count = Counter(t.rank for t in traces)
     for trace in traces:
@@ -25,9 +27,9 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
             same = ", ".join(t.path for t in traces if t.rank == trace.rank)
             raise InputError(f"{trace.path}: is of rank {trace.rank}, and so are others: {same}")
     traces = sorted(traces, key=lambda t: t.rank)
-    number = _step(traces, step)
+    number, lead = _step(traces, step)
     world = tuple(range(max(t.world_size for t in traces)))
-    parts = [_recorded(t, number, world) for t in traces]
+    parts = [_recorded(t, number, lead, world) for t in traces]
     for part in parts:
         _count_keys(part)
     _one_clock(parts, traces)
@@ -37,24 +39,57 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
     return out
 
 
-def _recorded(trace: RankTrace, step: int | None, world: tuple[int, ...]) -> Recording:
-    """Return one rank's nodes; `world`: ranks of the default group."""
-    graph = RankGraph(trace, *_window(trace, step))
+def _recorded(trace: RankTrace, step: int | None, lead: int | None, world: tuple[int, ...]) -> Recording:
+    """Return one rank's nodes; `lead`: the step before; `world`: ranks of the default group."""
+    begin_ns, end_ns = _window(trace, step)
+    graph = RankGraph(trace, begin_ns if lead is None else trace.steps[lead].start_ns, begin_ns, end_ns)
     graph.add_host(world)
     add_device(graph)
     graph.warnings += trace.notes
     return graph.recording(step)
 
 
-def _step(traces: Sequence[RankTrace], wanted: int | None) -> int | None:
+def _step(traces: Sequence[RankTrace], wanted: int | None) -> tuple[int | None, int | None]:
+    """Choose a step, and the one before it that shares the GPU with it; None where there is none.
+
+    A step has work for the GPU, if there is one: a profiler leaves a stub behind the last step.
+    """
     common = set.intersection(*(set(t.steps) for t in traces))
+    ends = [_kernel_ends(t) for t in traces if t.device]
+    worked = sorted(n for n in common if all(n in of_trace for of_trace in ends))
     if wanted is not None and wanted not in common:
         found = ", ".join(map(str, sorted(common)[:16])) or "no steps"
         raise InputError(f"--step: found {wanted}; every trace has {found}")
-    if wanted is not None or not common:
-        return wanted
-    length = {n: max(t.steps[n].end_ns - t.steps[n].start_ns for t in traces) for n in common}
-    return sorted(common, key=lambda n: (length[n], n))[(len(common) - 1) // 2]
+    if wanted is not None and wanted not in worked:
+        found = ", ".join(map(str, worked[:16])) or "none"
+        raise InputError(f"--step: step {wanted} launches nothing on the GPU; steps that do: {found}")
+    if not worked:
+        return None, None
+    before = dict(pairwise(worked)) if ends else {}
+    before = {n: lead for lead, n in before.items()}
+    if wanted is not None:
+        return wanted, before.get(wanted)
+    length = {n: _length(traces, ends, n, before.get(n)) for n in before or worked}
+    step = sorted(length, key=lambda n: (length[n], n))[(len(length) - 1) // 2]
+    return step, before.get(step)
+
+
+def _length(traces: Sequence[RankTrace], ends: Sequence[dict[int, int]], step: int, before: int | None) -> int:
+    """Return a step's length on the slowest rank: from kernel to kernel, or as its mark on the host."""
+    if before is None:
+        return max(t.steps[step].end_ns - t.steps[step].start_ns for t in traces)
+    return max(of_trace[step] - of_trace[before] for of_trace in ends)
+
+
+def _kernel_ends(trace: RankTrace) -> dict[int, int]:
+    """Return when the last kernel ends that each step launched; steps without kernels are left out."""
+    marks = sorted((mark.start_ns, mark.end_ns, n) for n, mark in trace.steps.items())
+    starts, ends = [start for start, _, _ in marks], dict[int, int]()
+    for kernel, launched_ns in zip(trace.device, launch_times(trace), strict=True):
+        i = bisect_right(starts, launched_ns) - 1
+        if i >= 0 and launched_ns < marks[i][1]:
+            ends[marks[i][2]] = max(ends.get(marks[i][2], 0), kernel.end_ns)
+    return ends
 
 
 def _window(trace: RankTrace, step: int | None) -> tuple[int, int]:
@@ -65,13 +100,17 @@ def _window(trace: RankTrace, step: int | None) -> tuple[int, int]:
 
 
 def _count_keys(part: Recording) -> None:
-    """Number a rank's collectives of equal key in order of their start."""
-    seen: Counter[tuple[object, ...]] = Counter()
-    for node in sorted((n for n in part.nodes if n.message), key=lambda n: n.start_ns):
-        message = node.message
-        assert message is not None
-        seen[message.kind, *message.key] += 1
-        node.message = message._replace(key=(*message.key, seen[message.kind, *message.key]))
+    """Number a rank's collectives of equal key in order of their start; those of steps before from the last one back,
+    as the first that is recorded differs from rank to rank."""
+    for before in (False, True):
+        seen: Counter[tuple[object, ...]] = Counter()
+        mine = (n for n in part.nodes if n.message and n.before == before)
+        for node in sorted(mine, key=lambda n: n.start_ns, reverse=before):
+            message = node.message
+            assert message is not None
+            seen[message.kind, *message.key] += 1
+            number = seen[message.kind, *message.key]
+            node.message = message._replace(key=(*message.key, -number if before else number))
 
 
 def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
@@ -110,6 +149,8 @@ def _check_members(recording: Recording) -> None:
     for members in recording.members().values():
         message = recording.nodes[members[0]].message
         assert message is not None
+        if recording.nodes[members[0]].before:
+            continue
         expected = set(message.ranks) or set(range(recording.world_size))
         ranks = {recording.nodes[m].rank for m in members}
         alone += not expected <= ranks and len(expected) > 1

@@ -88,7 +88,7 @@ def gloo_message(event: Event, operator: Event | None, rank: int, world: tuple[i
     kind = collective_kind(event.name.removeprefix(GLOO))
     if kind is None:
         return None
-    size = float(_elements(event.args) * item_bytes(_first(event.args.get("Input type"))))
+    size = float(elements_of(event.args) * item_bytes(_first(event.args.get("Input type"))))
     if kind in ("all_gather", "all_to_all", "gather"):
         size *= len(world) if kind != "all_to_all" else 1
     if kind in POINT_TO_POINT:
@@ -104,7 +104,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def _elements(args: dict[str, Any]) -> int:
+def elements_of(args: dict[str, Any]) -> int:
     """Return the elements of all inputs, by `Input Dims`: lists of lists of whole numbers."""
     total = 0
     stack = [args.get("Input Dims")]

@@ -28,10 +28,14 @@ _WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
 
 
 class RankGraph(Struct):
-    """Build one rank's recording within a window of time, by the evidence in the module's docstring."""
+    """Build one rank's recording within a window of time, by the evidence in the module's docstring.
+
+    `own_ns`: where the step itself begins on the host; what comes before is of the step before it.
+    """
 
     trace: RankTrace
     begin_ns: int
+    own_ns: int
     end_ns: int
     nodes: list[Node] = field(default_factory=list)
     threads: list[Thread] = field(default_factory=list)
@@ -69,7 +73,9 @@ class RankGraph(Struct):
         compute: bool = False,
     ) -> int:
         """Add a node and return its number. `waits`: (node, nanoseconds after its end)."""
-        self.nodes.append(Node(self.trace.rank, stream, kind, name, start, end, waits, message, compute))
+        node = Node(self.trace.rank, stream, kind, name, start, end, waits, message, compute)
+        node.before = start < self.own_ns
+        self.nodes.append(node)
         return len(self.nodes) - 1
 
     # --- host threads

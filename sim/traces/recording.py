@@ -5,6 +5,7 @@ Times are whole nanoseconds on one clock for all ranks; zero is the step's first
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -31,6 +32,8 @@ class Node(Struct):
     """Hold work that took time on one stream of one rank.
 
     `waits`: (node, ns) pairs; this node starts no earlier than so many nanoseconds after the other node's end.
+    `before`: it belongs to the steps before the recorded one, with which it shares the GPU and the host.
+    `elements`: of the inputs of the operator that launched it, where the trace has their shapes.
     """
 
     rank: int
@@ -43,10 +46,13 @@ class Node(Struct):
     message: Message | None = None
     compute: bool = False  # an operator's or kernel's own work, which a faster device shortens
     operators: int = 1  # that the node stands for, one after the other
+    device: bool = False  # a GPU's
+    before: bool = False
+    elements: int = 0
 
 
 class Recording(Struct):
-    """Hold one recorded step of some ranks of a job."""
+    """Hold one recorded step of some ranks of a job, and what of the steps before it still ran."""
 
     name: str
     ranks: tuple[int, ...]
@@ -59,8 +65,28 @@ class Recording(Struct):
 
     @property
     def step_ns(self) -> int:
-        """Return the time from the first start to the last end of all ranks, as recorded."""
-        return max((n.end_ns for n in self.nodes), default=0) - min((n.start_ns for n in self.nodes), default=0)
+        """Return how long the step took, as recorded."""
+        begin, end = self.window([n.end_ns for n in self.nodes])
+        return int(end - begin)
+
+    @property
+    def own(self) -> list[Node]:
+        """Return the step's own nodes."""
+        return [n for n in self.nodes if not n.before]
+
+    def window(self, ends: Sequence[float]) -> tuple[float, float]:
+        """Return when the step begins and ends, by the ends of all nodes.
+
+        A host launches a step while the GPU still works on the one before. So a step is the period of the GPUs: from
+        the end of the last kernel of the steps before to that of the step's own. Where no such kernel is recorded it
+        begins at zero, and ends with its last node.
+        """
+        pairs = list(zip(self.nodes, ends, strict=True))
+        begun = [end for node, end in pairs if node.before and node.device]
+        if not begun:
+            return 0, max(ends, default=0)
+        own = [end for node, end in pairs if node.device and not node.before]
+        return max(begun), max(own, default=max(begun))
 
     def members(self) -> dict[tuple[object, ...], list[int]]:
         """Return the nodes of each collective or message, by key."""

@@ -39,8 +39,9 @@ class Replay(Struct, frozen=True):
 
     @property
     def step_time_s(self) -> float:
-        """Return the end of the last node."""
-        return max(self.end_s, default=0.0)
+        """Return how long the step takes."""
+        begin_s, end_s = self.recording.window(self.end_s)
+        return end_s - begin_s
 
 
 class _Builder:
@@ -142,17 +143,24 @@ def recorded_times(recording: Recording) -> Replay:
 
 
 def timeline(times: Replay) -> Timeline:
-    """Return a replay's spans; a message has one for the wait for other members and one for the transfer."""
+    """Return a replay's spans within its step; a message has one for the wait for other members and one for the
+    transfer."""
     recording = times.recording
     classes = [RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)]
-    spans = []
+    spans, (from_s, until_s) = list[Span](), recording.window(times.end_s)
+
+    def cut(start_s: float, stop_s: float) -> tuple[float, float]:
+        return max(start_s, from_s) - from_s, min(stop_s, until_s) - from_s
+
     for node, arrive, begin, end in zip(recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True):
         if node.kind == START:
             continue
         size = node.message.bytes if node.message else 0.0
-        if begin > arrive:
+        if end < from_s or min(arrive, begin) > until_s:
+            continue
+        if begin > max(arrive, from_s):
             late = Detail(f"{node.name}: waiting for other ranks", source="recorded")
-            spans.append(Span(node.rank, node.stream, WAIT, -1, -1, arrive, begin, late))
+            spans.append(Span(node.rank, node.stream, WAIT, -1, -1, *cut(arrive, begin), late))
         spans.append(
             Span(
                 node.rank,
@@ -160,8 +168,7 @@ def timeline(times: Replay) -> Timeline:
                 node.kind,
                 -1,
                 -1,
-                begin,
-                end,
+                *cut(begin, end),
                 Detail(node.name, size, source="recorded"),
             )
         )
@@ -186,7 +193,7 @@ TIMES = RankTimes.__struct_fields__[1:]  # of a rank, in seconds
 def rank_times(times: Replay) -> list[RankTimes]:
     """Return each rank's seconds by kind; a later field counts only time that no earlier one covers."""
     spent: dict[int, list[list[tuple[float, float]]]] = {r: [[], [], [], []] for r in times.recording.ranks}
-    ends = dict.fromkeys(times.recording.ranks, 0.0)
+    ends, (from_s, until_s) = dict.fromkeys(times.recording.ranks, 0.0), times.recording.window(times.end_s)
     for node, arrive, begin, end in zip(times.recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True):
         rows = spent[node.rank]
         if node.message is not None:
@@ -194,13 +201,13 @@ def rank_times(times: Replay) -> list[RankTimes]:
             rows[2].append((arrive, begin))
         elif node.kind != START:
             rows[0 if node.compute else 1 if node.kind in (OFFLOAD, RELOAD) else 3].append((arrive, end))
-        ends[node.rank] = max(ends[node.rank], end)
+        ends[node.rank] = max(ends[node.rank], min(end, until_s) - from_s)
     out = []
     for rank, rows in spent.items():
         covered = np.zeros((0, 2))
         columns = []
         for row in rows:
-            own: Intervals = np.array(row, dtype=np.float64).reshape(-1, 2)
+            own: Intervals = np.array(row, dtype=np.float64).reshape(-1, 2).clip(from_s, until_s)
             columns.append(uncovered_s(own, covered) if len(own) else 0.0)
             covered = np.concatenate([covered, own])
         out.append(RankTimes(rank, ends[rank], *columns))

@@ -85,7 +85,7 @@ def make_result(unchanged: Replay, changed: Replay, what_if: Mapping[str, Any]) 
             for before, after in zip(rank_times(unchanged), rank_times(changed), strict=True)
         ),
         communication=_transfers(recording, unchanged, changed),
-        nodes=len(recording.nodes),
+        nodes=len(recording.own),
         engine=EnginePath(changed.path),
         warnings=tuple(recording.warnings),
     )
@@ -94,7 +94,7 @@ def make_result(unchanged: Replay, changed: Replay, what_if: Mapping[str, Any]) 
 def _transfers(recording: Recording, unchanged: Replay, changed: Replay) -> tuple[Transfers, ...]:
     rows: dict[tuple[str, str], list[float]] = {}
     for i, node in enumerate(recording.nodes):
-        if node.message is not None:
+        if node.message is not None and not node.before:
             row = rows.setdefault((node.message.kind, node.message.group), [0, 0.0, 0.0, 0.0])
             row[0] += 1
             row[1] += node.message.bytes
