@@ -70,6 +70,12 @@ def _print(found: Diagnosis, recording: Recording) -> None:
             f"in other groups {seconds(group.peers_s)}"
         )
         print(f"  repaired: step {seconds(group.repaired_step_s)}, {_gain(group.gain_s, found)}")
+    for uneven in found.uneven_data[:RANKS_SHOWN]:
+        print(
+            f"rank {uneven.rank}: kernels with inputs {uneven.inputs:.2f} times as large take "
+            f"{seconds(uneven.compute_s)}, its peers' {seconds(uneven.peers_s)}"
+        )
+        print(f"  with even data: step {seconds(uneven.even_step_s)}, {_gain(uneven.gain_s, found)}")
     for late, (total_s, longest) in _waited_for(found).items():
         print(
             f"for rank {late} the others wait {seconds(total_s)} in all; "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from sim.traces.host import Thread, is_runtime
-from sim.traces.kineto import Event, RankTrace, whole
+from sim.traces.kineto import MAX_NS, Event, RankTrace, whole, within
 from sim.traces.messages import elements_of, nccl_message
 from sim.traces.rank_graph import MIN_WAIT_NS, RankGraph
 from sim.traces.recording import Message
@@ -134,9 +134,10 @@ class DeviceGraph:
         return self.launches.get(number) if number is not None else None
 
     def _latency(self) -> int:
-        """Return the shortest time from a launch call's start to its kernel's start, in nanoseconds."""
+        """Return the shortest time from a launch call's start to its kernel's start, in nanoseconds; where every kernel
+        was queued that would be no latency."""
         seen = [k.start_ns - issued[0].start_ns for k in self.kernels if (issued := self._launch(k)) is not None]
-        return max(0, min(seen, default=0))
+        return max(0, min(*seen, MIN_WAIT_NS)) if seen else 0
 
     def _busiest(self) -> tuple[str, str]:
         """Return the stream with the most time in kernels other than NCCL's."""
@@ -228,24 +229,28 @@ class DeviceGraph:
         return [self.node_of[p] for p in found if p is not None]
 
     def _queue_waits(self) -> None:
-        """Make the host wait for the GPU where a launch comes later than in the trace's quickest step.
+        """Make the host wait for the GPU where a launch takes longer than the host's own time (`launch_gaps`).
 
-        Only so many launches are queued; a further one waits until the GPU has taken one (a launch call that lasts, or
-        a gap before it). What the same launch of another step took is the host's own time.
+        Only so many launches are queued; a further one waits until the GPU has taken one.
         """
         for thread in self.graph.threads:
             for calls, own_ns in launch_gaps(self.graph.trace, thread.name):
                 for before, call, least_ns in zip(calls, calls[1:], own_ns, strict=False):
                     more_ns = call.end_ns - before.end_ns - least_ns
-                    if more_ns > max(MIN_WAIT_NS, least_ns) and self._queued(call):
+                    queued = self._queued(call) if more_ns > max(MIN_WAIT_NS, least_ns) else None
+                    if queued is not None:
                         self._wait_in(thread, before.end_ns, call.end_ns, more_ns)
+                        launched = thread.before(call.end_ns)
+                        self.graph.nodes[queued].waits.append((launched, 0))
 
-    def _queued(self, call: Event) -> bool:
-        """Tell whether the GPU had other work when a kernel was launched."""
+    def _queued(self, call: Event) -> int | None:
+        """Return the node of a kernel that was launched within the window while the GPU had other work."""
         if call.start_ns < self.graph.begin_ns or call.start_ns >= self.graph.end_ns:
-            return False
+            return None
         position = self.position_of.get(self._number(call))
-        return position is not None and self.kernels[position].start_ns - call.end_ns > self.latency_ns + MIN_WAIT_NS
+        if position is None or self.kernels[position].start_ns - call.end_ns <= self.latency_ns + MIN_WAIT_NS:
+            return None
+        return self.node_of[position]
 
     def _wait_in(self, thread: Thread, begin_ns: int, end_ns: int, more_ns: int) -> None:
         """Make the longest segment between two moments wait for what the GPU had done `more_ns` after its start."""
@@ -264,19 +269,25 @@ class DeviceGraph:
 
 
 def launch_gaps(trace: RankTrace, name: tuple[str, str]) -> list[tuple[list[Event], list[int]]]:
-    """Return a thread's launches in each step, with the least time between two of them over steps of as many launches.
+    """Return a thread's launches in each step, behind the last one before it, and the host's own time from the end of
+    one to that of the next.
 
-    Nothing of steps of which no other has as many.
+    It is the least over steps of as many launches, in which a call takes no longer than the trace's quickest.
     """
     kernels = {whole(k.args, "correlation") for k in trace.device}
     events = [e for e in trace.threads[name] if is_runtime(e) and whole(e.args, "correlation") in kernels]
-    steps = [[e for e in events if s.start_ns <= e.start_ns < s.end_ns] for s in trace.steps.values()]
+    starts = [e.start_ns for e in events]
+    if not events:
+        return []
+    quick_ns = min(e.end_ns - e.start_ns for e in events)
     alike: dict[int, list[list[Event]]] = {}
-    for calls in steps:
-        alike.setdefault(len(calls), []).append(calls)
+    for step in trace.steps.values():
+        calls = within(events, step.start_ns, step.end_ns)
+        first = bisect_left(starts, step.start_ns)
+        alike.setdefault(len(calls), []).append(events[max(0, first - 1) : first] + calls)
     found = []
     for same in alike.values():
-        if len(same) > 1:
-            gaps = [[b.end_ns - a.end_ns for a, b in pairwise(calls)] for calls in same]
-            found += [(calls, [min(each) for each in zip(*gaps, strict=True)]) for calls in same]
+        gaps = [[b.start_ns - a.end_ns + min(b.end_ns - b.start_ns, quick_ns) for a, b in pairwise(c)] for c in same]
+        least = [min(each) for each in zip_longest(*(reversed(g) for g in gaps), fillvalue=MAX_NS)]
+        found += [(calls, least[len(calls) - 2 :: -1]) for calls in same if len(calls) > 1]
     return found

@@ -1,8 +1,9 @@
 """Find the slow rank of a recording: its slow operators, who waits for it, and the gain of its repair.
 
-The peers of a rank's kernel are the ranks that ran a kernel of the same name as often in the step. A kernel that a
-rank ran more or less often than its replicas is compared with theirs; replicas are ranks with the same collectives and
-messages. To repair a rank, its kernels get the median seconds of their peers, and the step is replayed
+The peers of a rank's kernel are the ranks that ran a kernel of the same name as often in the step, on inputs of as many
+elements (`Input Dims` of the operators that launched them): a rank with larger ones has more data, and is not slow. A
+kernel that a rank ran more or less often than its replicas is compared with theirs; replicas are ranks with the same
+collectives and messages. To repair a rank, its kernels get the median seconds of their peers, and the step is replayed
 (`sim.traces.replay`). The gain is the difference of the two steps, so time that was hidden, or that waits for another
 slow rank, is no gain. A group is repaired in the same way: its transfers are compared with those of groups of as many
 ranks that moved as many bytes, and those that took longer get the median.
@@ -17,8 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sim.core.collectives import POINT_TO_POINT
 from sim.core.errors import InputError
+from sim.results.metrics import uncovered_s
 from sim.results.records import Record
 from sim.traces.changes import Change
 from sim.traces.recording import Recording
@@ -58,6 +62,17 @@ class SlowRank(Record, frozen=True):
     operators: tuple[SlowOperator, ...]
 
 
+class UnevenData(Record, frozen=True):
+    """Hold a rank whose kernels take longer than its peers' because their inputs are larger."""
+
+    rank: int
+    inputs: float  # elements of these kernels' inputs ÷ those of peers
+    compute_s: float
+    peers_s: float
+    even_step_s: float
+    gain_s: float
+
+
 class SlowGroup(Record, frozen=True):
     """Hold a group whose transfers take longer than those of similar groups."""
 
@@ -93,6 +108,7 @@ class Diagnosis(Record, frozen=True):
     replayed_step_s: float
     slow_ranks: tuple[SlowRank, ...]
     slow_groups: tuple[SlowGroup, ...]
+    uneven_data: tuple[UnevenData, ...]
     waits: tuple[Waiting, ...]
     busy_hosts: tuple[Busy, ...]
 
@@ -109,7 +125,8 @@ def diagnose(recording: Recording) -> Diagnosis:
     waits = _waits(as_it_was)
     ranks = _slow_ranks(as_it_was, waits)
     groups = _slow_groups(as_it_was)
-    return Diagnosis(recording.step_ns * 1e-9, as_it_was.step_time_s, ranks, groups, waits, _busy_hosts(as_it_was))
+    step_s, uneven = recording.step_ns * 1e-9, _uneven_data(as_it_was)
+    return Diagnosis(step_s, as_it_was.step_time_s, ranks, groups, uneven, waits, _busy_hosts(as_it_was))
 
 
 def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, ...]:
@@ -140,12 +157,53 @@ def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, 
     return tuple(sorted(found, key=lambda row: (-row.gain_s, row.rank)))
 
 
+def _uneven_data(as_it_was: Replay) -> tuple[UnevenData, ...]:
+    """Return the ranks that lose time by larger inputs of kernels that all ran as often, the largest gain first."""
+    recording, step_s = as_it_was.recording, as_it_was.step_time_s
+    found = []
+    for rank, larger in _on_larger_inputs(recording).items():
+        compute_s, peers_s = sum(row.seconds for row in larger), sum(row.peers_s for row in larger)
+        if compute_s - peers_s <= SHOWS * step_s:
+            continue
+        scales = {(rank, row.name): row.peers_s / row.seconds for row in larger if row.seconds}
+        even_s = replay(recording, Change(single=scales)).step_time_s
+        ratio = sum(row.elements for row in larger) / max(1.0, sum(row.peers_elements for row in larger))
+        found.append(UnevenData(rank, ratio, compute_s, peers_s, even_s, step_s - even_s))
+    return tuple(sorted(found, key=lambda row: (-row.gain_s, row.rank)))
+
+
+class _Larger(NamedTuple):
+    """A rank's kernels of a name beside the median of ranks that ran it as often, on inputs of fewer elements."""
+
+    name: str
+    seconds: float
+    peers_s: float
+    elements: int
+    peers_elements: float
+
+
+def _on_larger_inputs(recording: Recording) -> dict[int, list[_Larger]]:
+    own, count, elements = _kernels(recording)
+    alike: dict[tuple[str, int], list[Key]] = defaultdict(list)
+    for key in own:
+        alike[key[1], count[key]].append(key)
+    found: dict[int, list[_Larger]] = defaultdict(list)
+    for keys in alike.values():
+        for key in keys if len({elements[k] for k in keys}) > 1 else ():
+            others = [k for k in keys if k is not key]
+            usual = median(elements[k] for k in others)
+            if elements[key] > usual:
+                row = _Larger(key[1], own[key], median(own[k] for k in others), elements[key], usual)
+                found[key[0]].append(row)
+    return found
+
+
 def _compared(recording: Recording) -> tuple[dict[int, list[SlowOperator]], dict[int, list[SlowOperator]]]:
     """Return each rank's kernels beside those of peers that ran them as often, and beside replicas that did not."""
-    own, count = _kernels(recording)
+    own, count, elements = _kernels(recording)
     uneven = _uneven(recording, own, count)
     compared: dict[int, list[SlowOperator]] = {rank: [] for rank in recording.ranks}
-    for (rank, name), seconds in _peers(own, count).items():
+    for (rank, name), seconds in _peers(own, count, elements).items():
         if all(row.operator != name for row in uneven[rank]):
             number = count[rank, name]
             compared[rank].append(SlowOperator(name, number, own[rank, name], number, seconds))
@@ -194,7 +252,7 @@ def _replicas(recording: Recording) -> list[list[int]]:
     """
     messages: dict[int, Counter[tuple[object, ...]]] = defaultdict(Counter)
     unknown: set[int] = set()
-    for node in recording.nodes:
+    for node in recording.own:
         if node.message is not None:
             kind, _, ranks, size, _ = node.message
             where = [rank - node.rank for rank in ranks] if kind in POINT_TO_POINT else [len(ranks)]
@@ -208,22 +266,25 @@ def _replicas(recording: Recording) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int]]:
-    """Return seconds and number of each rank's kernels by name (of operators, if a trace has no device)."""
+def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int], dict[Key, int]]:
+    """Return seconds, number and inputs' elements of each rank's kernels by name (of operators, if a trace has no
+    device)."""
     seconds: dict[Key, float] = defaultdict(float)
-    count: dict[Key, int] = defaultdict(int)
-    for node in recording.nodes:
+    count, elements = defaultdict[Key, int](int), defaultdict[Key, int](int)
+    for node in recording.own:
         if node.compute:
             seconds[node.rank, node.name] += (node.end_ns - node.start_ns) * 1e-9
             count[node.rank, node.name] += 1
-    return seconds, count
+            elements[node.rank, node.name] += node.elements
+    return seconds, count, elements
 
 
-def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, float]:
-    """Return the median seconds of the other ranks that ran a kernel as often; omit kernels without such ranks."""
-    alike: dict[tuple[str, int], list[Key]] = defaultdict(list)
+def _peers(own: Mapping[Key, float], count: Mapping[Key, int], elements: Mapping[Key, int]) -> dict[Key, float]:
+    """Return the median seconds of the other ranks that ran a kernel as often on as large inputs; omit kernels without
+    such ranks."""
+    alike: dict[tuple[str, int, int], list[Key]] = defaultdict(list)
     for key in own:
-        alike[key[1], count[key]].append(key)
+        alike[key[1], count[key], elements[key]].append(key)
     out: dict[Key, float] = {}
     for keys in alike.values():
         for key in keys:
@@ -234,16 +295,18 @@ def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, floa
 
 
 def _waits(as_it_was: Replay) -> tuple[Waiting, ...]:
-    """Return who waited for whom, the most seconds first."""
+    """Return who waited for whom within the step, the most seconds first; of waits at once on several streams one."""
     recording = as_it_was.recording
-    total: dict[tuple[int, int], float] = defaultdict(float)
+    from_s, until_s = recording.window(as_it_was.end_s)
+    found: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for members in recording.members().values():
         last = max(members, key=lambda m: as_it_was.arrive_s[m])
         for m in members:
-            waited = as_it_was.begin_s[m] - as_it_was.arrive_s[m]
-            if m != last and waited > 0:
-                total[recording.nodes[m].rank, recording.nodes[last].rank] += waited
-    rows = [Waiting(rank, other, seconds) for (rank, other), seconds in total.items()]
+            waited = max(from_s, as_it_was.arrive_s[m]), min(until_s, as_it_was.begin_s[m])
+            if m != last and waited[1] > waited[0]:
+                found[recording.nodes[m].rank, recording.nodes[last].rank].append(waited)
+    nothing = np.zeros((0, 2))
+    rows = [Waiting(rank, other, uncovered_s(np.array(waits), nothing)) for (rank, other), waits in found.items()]
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
@@ -287,7 +350,7 @@ def _transfer_times(as_it_was: Replay) -> dict[tuple[str, float, tuple[int, ...]
         assert message is not None
         ranks = message.ranks or tuple(sorted(recording.nodes[m].rank for m in members))
         last = max(members, key=lambda m: as_it_was.begin_s[m])
-        if len(ranks) > 1 and len(members) == len(ranks):
+        if len(ranks) > 1 and len(members) == len(ranks) and not recording.nodes[members[0]].before:
             times[message.kind, message.bytes, ranks].append(as_it_was.end_s[last] - as_it_was.begin_s[last])
     return times
 
@@ -327,6 +390,8 @@ def verdict(found: Diagnosis) -> str:
     if rank is not None and rank.gain_s > least_s:
         more = any(row.count > row.peers_count for row in rank.operators[:1])  # the first loses most
         return f"rank {rank.rank} is slow" + (": it runs operators more often than its peers" if more else "")
+    if found.uneven_data and (row := found.uneven_data[0]).gain_s > least_s:
+        return f"rank {row.rank} has more data: its kernels' inputs are {row.inputs:.2f} times those of its peers"
     return "no rank is slow: repairing none of them would shorten the step"
 
 

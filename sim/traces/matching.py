@@ -14,6 +14,8 @@ from sim.traces.kineto import RankTrace
 from sim.traces.rank_graph import RankGraph
 from sim.traces.recording import Recording, merge
 
+DAY_NS = 86_400 * 10**9
+
 
 def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
     """Return one recorded step of all traced ranks; without `step` the step of median length, if steps are marked.
@@ -32,6 +34,7 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
     parts = [_recorded(t, number, lead, world) for t in traces]
     for part in parts:
         _count_keys(part)
+    _check_one_run(parts, traces)
     _one_clock(parts, traces)
     _check_times(parts)
     out = merge(parts, traces[0].path if len(traces) == 1 else f"{len(traces)} traces")
@@ -111,6 +114,30 @@ def _count_keys(part: Recording) -> None:
             seen[message.kind, *message.key] += 1
             number = seen[message.kind, *message.key]
             node.message = message._replace(key=(*message.key, -number if before else number))
+
+
+def _check_one_run(parts: Sequence[Recording], traces: Sequence[RankTrace]) -> None:
+    """Refuse ranks that cannot be of one run.
+
+    Raises:
+        InputError: for other numbers of ranks, clocks more than a day apart, or other GPUs without a common collective.
+    """
+    first, keys = traces[0], {n.message.key for n in parts[0].nodes if n.message}
+    for part, trace in zip(parts[1:], traces[1:], strict=True):
+        own = {n.message.key for n in part.nodes if n.message}
+        worlds = first.world_size != trace.world_size and min(first.world_size, trace.world_size) > 1
+        days = abs(part.nodes[0].start_ns - parts[0].nodes[0].start_ns) / DAY_NS
+        gpus = trace.gpu_name != first.gpu_name and bool(trace.gpu_name and first.gpu_name)
+        alone = bool(own and keys) and not own & keys
+        if worlds or days > 1 or (gpus and alone):
+            said = [
+                f"world_size {first.world_size} and {trace.world_size}" * worlds,
+                f"{first.gpu_name} and {trace.gpu_name}" * gpus,
+                "no collective in common" * alone,
+                f"clocks {days:,.1f} days apart" * (days > 1),
+            ]
+            reasons = ", ".join(filter(None, said))
+            raise InputError(f"{trace.path}: is of another run than {first.path}: {reasons}; give traces of one run")
 
 
 def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from sim.core.collectives import collective_kind
 from sim.traces.host import Segment, Thread, segments
 from sim.traces.kineto import GLOO, Event, RankTrace, within
-from sim.traces.messages import gloo_message
+from sim.traces.messages import elements_of, gloo_message
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 MIN_WAIT_NS = 20_000  # a shorter gap between operators is Python's own time and no wait
@@ -120,6 +120,7 @@ class RankGraph(Struct):
             else:
                 kind = s.kind if computes else HOST
                 node = self.add(stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes)
+                self.nodes[node].elements = elements_of(s.owner.args)
             thread.nodes.append(node)
             thread.ends.append(s.end_ns)
             before = node

@@ -88,6 +88,19 @@ class Recording(Struct):
         own = [end for node, end in pairs if node.device and not node.before]
         return max(begun), max(own, default=max(begun))
 
+    @property
+    def host_ns(self) -> int:
+        """Return what the busiest host needs for the step where it shares its GPU with the step before; 0 elsewhere.
+
+        A step cannot be shorter for long, however far the host has run ahead.
+        """
+        if not any(node.before and node.device for node in self.nodes):
+            return 0
+        busy = dict.fromkeys(self.ranks, 0)
+        for node in self.own:
+            busy[node.rank] += node.end_ns - node.start_ns if node.stream == "host" else 0
+        return max(busy.values())
+
     def members(self) -> dict[tuple[object, ...], list[int]]:
         """Return the nodes of each collective or message, by key."""
         out: dict[tuple[object, ...], list[int]] = {}

@@ -41,7 +41,7 @@ class Replay(Struct, frozen=True):
     def step_time_s(self) -> float:
         """Return how long the step takes."""
         begin_s, end_s = self.recording.window(self.end_s)
-        return end_s - begin_s
+        return max(end_s - begin_s, min(self.recording.host_ns, self.recording.step_ns) * 1e-9)
 
 
 class _Builder:

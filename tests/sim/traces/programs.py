@@ -2,7 +2,8 @@
 
 The model is the ground truth of the tests: host calls one after the other; a kernel starts when its stream is free,
 LATENCY_NS after its launch call began, and after the events that its stream waits for; a collective moves data
-once all ranks' kernels have started; cudaDeviceSynchronize ends after all launched kernels. Events have the form
+once all ranks' kernels have started; cudaDeviceSynchronize ends after all launched kernels. A launch waits while as
+many kernels as the queue holds have not ended. Events have the form
 that libkineto/src/output_json.cpp and CuptiActivity.cpp of pytorch/kineto give them (kernel, cuda_runtime and
 cuda_sync with `correlation`, record_param_comms with the collective's args, ProfilerStep as user_annotation).
 """
@@ -17,13 +18,36 @@ BASE_NS = 1_790_000_000_000_000_000
 
 
 class Kernel(NamedTuple):
-    """A launch: host time before, in and after the call; the kernel's time; its stream; whether a collective."""
+    """A launch: host time before, in and after the call; the kernel's time; its stream; whether a collective; the rows
+    of the inputs of the operator that launches it."""
 
     host_ns: int
     call_ns: int
     kernel_ns: int
     stream: int
     collective: bool = False
+    rows: int = 0
+
+
+class Mark(NamedTuple):
+    """Where a step of the training begins on the host."""
+
+    number: int
+
+
+class Gpu(NamedTuple):
+    """How a machine's traces name the GPU, the runtime's calls and a matmul's kernel."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    runtime: str = "cuda"
+    gemm: str = "ampere_gemm_128x128"
+    queue: int = 1024
+
+
+V100 = Gpu("Tesla V100-SXM2-16GB", gemm="volta_sgemm_128x64_nn")
+A100 = Gpu("NVIDIA A100-SXM4-80GB")
+H100 = Gpu()
+MI250 = Gpu("AMD Instinct MI250X/MI250", "hip", "Cijk_Alik_Bljk_HB_MT128x128x32_MI32x32x8x1")
 
 
 class Wait(NamedTuple):
@@ -41,7 +65,7 @@ class Sync(NamedTuple):
     tail_ns: int
 
 
-Item = Kernel | Wait | Sync
+Item = Kernel | Wait | Sync | Mark
 
 
 @dataclass
@@ -59,6 +83,8 @@ class _Rank:
 
     rank: int
     now: float
+    gpu: Gpu
+    world: int
     at: int = 0
     correlation: int = 100
 
@@ -66,6 +92,9 @@ class _Rank:
         self.free: dict[int, float] = {}
         self.pending: dict[int, float] = {}
         self.events: list[dict[str, Any]] = []
+        self.marks: list[tuple[int, float]] = []
+        self.ends: list[float] = []  # of all kernels so far, by launch
+        self.last: dict[int, float] = {}  # ends of steps' last kernels
         self.end = self.now
 
 
@@ -74,8 +103,24 @@ def run(ranks: list[list[Item]], change: Change | None = None, skew_ns: int = 0)
 
     Every rank's list must hold the same number of collectives. `skew_ns`: how much later each next rank begins.
     """
-    change = change or Change()
-    states = [_Rank(r, float(r * skew_ns)) for r in range(len(ranks))]
+    states = _run([[Mark(3), *items] for items in ranks], change or Change(), skew_ns, H100)
+    begin = min(float(r * skew_ns) for r in range(len(ranks)))
+    return (max(s.end for s in states) - begin) * 1e-9, [_trace(s, len(ranks)) for s in states]
+
+
+def train(
+    ranks: list[list[Item]], steps: int, gpu: Gpu = H100, change: Change | None = None
+) -> tuple[dict[int, float], list[dict[str, Any]]]:
+    """Repeat the ranks' lists for so many steps, numbered from 1: the seconds of each from the second on, from the end
+    of the last kernel of the step before to that of its own, and the traces."""
+    listed = [[x for n in range(1, steps + 1) for x in (Mark(n), *items)] for items in ranks]
+    states = _run(listed, change or Change(), 0, gpu)
+    ends = {n: max(s.last[n] for s in states) for n in range(1, steps + 1)}
+    return {n: (ends[n] - ends[n - 1]) * 1e-9 for n in range(2, steps + 1)}, [_trace(s, len(ranks)) for s in states]
+
+
+def _run(ranks: list[list[Item]], change: Change, skew_ns: int, gpu: Gpu) -> list[_Rank]:
+    states = [_Rank(r, float(r * skew_ns), gpu, len(ranks)) for r in range(len(ranks))]
     while True:
         arrivals = [_until_collective(s, items, change) for s, items in zip(states, ranks, strict=True)]
         if any(a is None for a in arrivals):
@@ -87,10 +132,7 @@ def run(ranks: list[list[Item]], change: Change | None = None, skew_ns: int = 0)
             assert isinstance(item, Kernel)
             _kernel(state, item, start, last + item.kernel_ns * change.network, call)
             state.at += 1
-    begin = min(float(r * skew_ns) for r in range(len(ranks)))
-    return (max(s.end for s in states) - begin) * 1e-9, [
-        _trace(s, len(ranks), r * skew_ns) for r, s in enumerate(states)
-    ]
+    return states
 
 
 def _until_collective(s: _Rank, items: list[Item], change: Change) -> tuple[float, int] | None:
@@ -102,6 +144,8 @@ def _until_collective(s: _Rank, items: list[Item], change: Change) -> tuple[floa
                 return start, call
             scale = change.kernel * (change.slow if s.rank == 0 else 1.0)
             _kernel(s, item, start, start + item.kernel_ns * scale, call)
+        elif isinstance(item, Mark):
+            s.marks.append((item.number, s.now))
         elif isinstance(item, Wait):
             _stream_wait(s, item)
         else:
@@ -114,6 +158,7 @@ def _call(s: _Rank, name: str, host_ns: int, call_ns: float) -> int:
     """A runtime call after some host time; returns its correlation."""
     s.now += host_ns
     s.correlation += 1
+    name = name.replace("cuda", s.gpu.runtime, 1)
     s.events.append(_event(name, "cuda_runtime", s.rank + 1000, 7, s.now, call_ns, {"correlation": s.correlation}))
     s.now += call_ns
     s.end = max(s.end, s.now)
@@ -122,34 +167,42 @@ def _call(s: _Rank, name: str, host_ns: int, call_ns: float) -> int:
 
 def _launch(s: _Rank, item: Kernel) -> tuple[float, int]:
     at = s.now + item.host_ns
+    room = s.ends[-s.gpu.queue] if len(s.ends) >= s.gpu.queue else at  # when the queue takes one more
+    call_ns = item.call_ns + max(0.0, room - at)
+    if item.rows:
+        inputs = {"Input Dims": [[item.rows, 1024], [1024, 1024]], "External id": s.correlation + 1}
+        s.events.append(_event("aten::mm", "cpu_op", s.rank + 1000, 7, at, item.call_ns, inputs))
     if item.collective:
-        comm = _collective_args() | {"External id": s.correlation + 1}
+        comm = _collective_args(s.world) | {"External id": s.correlation + 1}
         s.events.append(_event("record_param_comms", "cpu_op", s.rank + 1000, 7, at, item.call_ns, comm))
-    call = _call(s, "cudaLaunchKernel", item.host_ns, item.call_ns)
-    start = max(s.free.get(item.stream, 0.0), at + LATENCY_NS, s.pending.pop(item.stream, 0.0))
+    call = _call(s, "cudaLaunchKernel", item.host_ns, call_ns)
+    start = max(s.free.get(item.stream, 0.0), max(at, room) + LATENCY_NS, s.pending.pop(item.stream, 0.0))
     return start, call
 
 
 def _kernel(s: _Rank, item: Kernel, start: float, end: float, call: int) -> None:
     s.free[item.stream] = end
     s.end = max(s.end, end)
-    name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if item.collective else "ampere_gemm_128x128"
-    args: dict[str, Any] = {"stream": item.stream, "correlation": call, "device": 0}
+    s.ends.append(end)
+    if s.marks:
+        s.last[s.marks[-1][0]] = max(s.last.get(s.marks[-1][0], 0.0), end)
+    name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if item.collective else s.gpu.gemm
+    args: dict[str, Any] = {"stream": item.stream, "correlation": call, "device": 0, "External id": call}
     if item.collective:
-        args |= {"External id": call} | _collective_args()
+        args |= _collective_args(s.world)
     s.events.append(_event(name, "kernel", 0, item.stream, start, end - start, args))
 
 
-def _collective_args() -> dict[str, Any]:
+def _collective_args(world: int) -> dict[str, Any]:
     return {
         "Collective name": "allreduce",
         "In msg nelems": 1 << 20,
         "Out msg nelems": 1 << 20,
-        "Group size": 2,
+        "Group size": world,
         "dtype": "BFloat16",
         "Process Group Name": "0",
         "Process Group Description": "default_pg",
-        "Process Group Ranks": "[0, 1]",
+        "Process Group Ranks": str(list(range(world))),
     }
 
 
@@ -187,13 +240,17 @@ def _event(name: str, cat: str, pid: int, tid: int, ts: float, dur: float, args:
     }
 
 
-def _trace(s: _Rank, world: int, begin: int) -> dict[str, Any]:
-    step = _event("ProfilerStep#3", "user_annotation", s.rank + 1000, 7, begin, s.now - begin, {})
+def _trace(s: _Rank, world: int) -> dict[str, Any]:
+    ends = [*(begin for _, begin in s.marks[1:]), s.now]
+    steps = [
+        _event(f"ProfilerStep#{n}", "user_annotation", s.rank + 1000, 7, begin, end - begin, {})
+        for (n, begin), end in zip(s.marks, ends, strict=True)
+    ]
     return {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+        "deviceProperties": [{"id": 0, "name": s.gpu.name}],
         "distributedInfo": {"backend": "nccl", "rank": s.rank, "world_size": world, "pg_count": 1},
         "host_name": "one",
         "baseTimeNanoseconds": BASE_NS,
-        "traceEvents": [step, *s.events],
+        "traceEvents": [*steps, *s.events],
     }
