@@ -57,14 +57,14 @@ def n_bytes(value: float) -> str:
 
 
 def allocated_reserved(allocated: float, reserved: float) -> str:
-    """Bytes of tensors, and what the allocator holds for them, in one unit.
+    """Bytes of tensors, and what the allocator holds for them, in one unit and few characters.
 
-    >>> allocated_reserved(47.5 * 2**30, 49 * 2**30)
-    '47.50 / 49.00 GiB'
+    >>> allocated_reserved(47.5 * 2**30, 149 * 2**30)
+    '47.5/149 GiB'
     """
-    shown, unit = n_bytes(reserved).split(" ")
+    unit = n_bytes(reserved).split(" ")[1]
     scale = 1024.0 ** BYTE_UNITS.index(unit)
-    return f"{_digits(allocated / scale)} / {shown} {unit}"
+    return f"{_digits(allocated / scale, 3)}/{_digits(reserved / scale, 3)} {unit}"
 
 
 def rate(value: float, unit: str) -> str:
@@ -196,10 +196,10 @@ def _time_unit(value: float) -> tuple[float, str]:
     return (HOUR_S, "h") if abs(value) >= HOUR_S else (60.0, "min")
 
 
-def _digits(value: float) -> str:
-    """Four digits, a 0 before the point among them, without an exponent."""
+def _digits(value: float, digits: int = 4) -> str:
+    """So many digits, a 0 before the point among them, without an exponent."""
     whole = len(str(int(abs(value))))
-    return f"{value:.{max(0, 4 - whole)}f}"
+    return f"{value:.{max(0, digits - whole)}f}"
 
 
 def _scaled(value: float, base: int, units: Iterable[str]) -> str:

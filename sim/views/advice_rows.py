@@ -11,30 +11,22 @@ from sim.results.fit import SURE
 if TYPE_CHECKING:
     from sim.studies.advice import Tried
 
-ADVICE_HEAD = ("--set", "Step", "Change", "In %", "Peak / reserved")  # short: a line has room for a schedule's name
+ADVICE_HEAD = ("--set", "Step", "Change", "In %", "Peak/reserved", "Fits")  # short: so that a schedule's name has room
 
 
 def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
-    """The overrides that make the change; the step with it, what that gains, and its memory."""
+    """The overrides that make the change; the step with it, what that gains, its memory, and the odds that it fits."""
     return [
         (
             " ".join(t.changes),
             seconds(t.step_time_s),
             change_s(-t.gain_s),
             f"{_sign(t)}{percent(abs(t.gain))}",
-            allocated_reserved(t.peak_memory_bytes, t.peak_reserved_bytes) + odds_words(t.fit_odds),
+            allocated_reserved(t.peak_memory_bytes, t.peak_reserved_bytes),
+            "✓" if t.fit_odds >= SURE else f"{100 * t.fit_odds:.0f} %",
         )
         for t in tried
     ]
-
-
-def odds_words(odds: float) -> str:
-    """Say that a layout is tight, and with which odds it fits; nothing of one that surely does.
-
-    >>> odds_words(0.71), odds_words(0.99)
-    (', tight 71 %', '')
-    """
-    return "" if odds >= SURE else f", tight {100 * odds:.0f} %"
 
 
 def _sign(t: Tried) -> str:

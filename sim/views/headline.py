@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.core.dtypes import dtype_bytes
 from sim.core.units import change_percent, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
 from sim.results.figures import FIGURES
-from sim.results.fit import Fit
+from sim.results.fit import SURE, Fit
 from sim.results.losses import bubble_name, waiting_s
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -201,10 +201,10 @@ def fit_words(fit: Fit, what: str) -> tuple[str, str]:
     """
     if fit.state == "fits":
         return f"✓ fits, {what}", "good"
+    odds = f": fits with odds of {100 * fit.odds:.0f} %, by the known error of such predictions"
     if fit.state == "tight":
-        odds = f"fits with odds of {100 * fit.odds:.0f} %, by the known error of such predictions"
-        return f"tight, {what}: {odds}", "bad"
-    return f"✗ does not fit, {what}", "bad"
+        return f"tight, {what}{odds}", "bad"
+    return f"✗ does not fit, {what}{odds * (fit.odds >= 1 - SURE)}", "bad"
 
 
 def of_gpu_words(used_bytes: float, limit_bytes: float, gpu: GpuSpec) -> str:

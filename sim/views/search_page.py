@@ -8,7 +8,6 @@ from typing import Any
 from sim.core.units import allocated_reserved, count, counted, n_bytes, seconds
 from sim.search.found import BestLayout, FoundLayout, SearchResult
 from sim.search.space import Layout
-from sim.views.advice_rows import odds_words
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.palette import BAD, INK
@@ -179,7 +178,7 @@ def cells(row: FoundLayout, short: bool = False) -> list[Cell]:
     what goes with it."""
     x, means, tight = row.layout, None, ""
     if isinstance(row, BestLayout):
-        means, tight = row.means, odds_words(row.fit_odds)
+        means, tight = row.means, f", tight {100 * row.fit_odds:.0f} %" * row.tight
     return [
         word(mesh_words(x, short)),
         (f"{row.step_time_s:.12f}", seconds(row.step_time_s)),

@@ -384,20 +384,22 @@ def test_shipped_steps_are_those_of_the_documentation(row: int, case: tuple[str,
 
 
 def test_a_pool_that_does_not_fit_says_why_and_an_engines_own_gpus_have_no_trainers_buffers() -> None:
-    """Nanotron's communicators are counted: the trainer may use less than what CUDA shows, the engine all of it."""
+    """The trainer has communicators, which take of its GPUs; the engine's have CUDA's context alone."""
     data = merge(SMALL, {**APART, "training": {"framework": "nanotron"}})
     peak = simulate_rl(parse_scenario(data)).outcome.pools[0].peak_memory_bytes
     gpu = {"preset": "h100-sxm", "memory_bytes": peak + 2**30}
     scenario = parse_scenario(merge(data, {"cluster": {"preset": "dgx-h100", "gpu": gpu}}))
-    result, shown = simulate_rl(scenario).outcome, scenario.cluster.gpu.shown_bytes
+    result, left = simulate_rl(scenario).outcome, scenario.cluster.gpu.shown_bytes - 2**29
     training, generation = result.pools
     assert (training.name, training.fits_in_memory, result.fits_in_memory) == ("training", False, False)
-    assert training.memory_limit_bytes < training.peak_memory_bytes < generation.memory_limit_bytes == shown
+    assert training.memory_limit_bytes < training.peak_reserved_bytes
+    assert training.memory_limit_bytes < generation.memory_limit_bytes == left
     limit = training.memory_limit_bytes / 2**30
     assert any("the training GPUs need most" in text and f"of {limit:.1f} GiB" in text for text in result.warnings)
     out = StringIO()
     print_rl(result, Terminal(200, file=out))
-    assert f"of {n_bytes(training.memory_limit_bytes)}, training GPUs" in out.getvalue()
+    said = " ".join(out.getvalue().split())
+    assert f"of {n_bytes(training.memory_limit_bytes)} beside CUDA and NCCL" in said
 
 
 def test_every_row_has_a_case() -> None:

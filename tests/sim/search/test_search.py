@@ -207,7 +207,7 @@ def test_a_worker_s_error_is_not_lost() -> None:
 
 def test_pareto_line() -> None:
     x = legal_layouts(0)[0]
-    points = [Outcome(x, "simulated", t, m, 0.0) for t, m in ((1, 9), (2, 9), (2, 5), (3, 6), (4, 1))]
+    points = [Outcome(x, "simulated", t, m, m, 0.0) for t, m in ((1, 9), (2, 9), (2, 5), (3, 6), (4, 1))]
     assert [(o.step_time_s, o.peak_memory_bytes) for o in pareto(points)] == [(1, 9), (2, 5), (4, 1)]
 
 

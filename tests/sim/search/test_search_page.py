@@ -48,11 +48,13 @@ def row(step_time_s: float, peak: float, runnable: Runnable | None = RUNNABLE, *
         step_time_s=step_time_s,
         tokens_per_s_per_gpu=100 / step_time_s,
         peak_memory_bytes=peak,
+        peak_reserved_bytes=1.25 * peak,
         layout=LAYOUT._replace(**changes),
         parallelism={},
         means=LayoutMeans(0.4, step_time_s / 10, 0.1),
         memory_limit_bytes=80 * 2.0**30,
         tight=False,
+        fit_odds=1.0,
         scenario=small(),
         runnable=runnable,
     )

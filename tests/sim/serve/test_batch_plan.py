@@ -64,7 +64,8 @@ def test_serving_has_no_batch_to_plan() -> None:
 
 
 def test_command() -> None:
-    arguments = ["--plan-batch", "--critical-batch", "16", "--json", "-", "--set", "parallelism.dp=4"]
+    changes = ["--set", "parallelism.dp=4", "--set", "cluster=dgx-h200"]
+    arguments = ["--plan-batch", "--critical-batch", "16", "--json", "-", *changes]
     plan = json.loads(run_module("sim.run", FILE, *arguments).stdout)
     assert plan["format"] == "sim-batch-plan/1"
     assert plan["best"] == plan["cuts"][0]

@@ -25,7 +25,7 @@ def advice(name: str, *overrides: str) -> tuple[float, list[Tried]]:
 @pytest.mark.parametrize("name", ["1f1b_pp8", "dp8"])
 def test_each_change_gains_what_is_said(name: str) -> None:
     step_s, found = advice(name)
-    assert len(found) >= 3
+    assert len(found) >= 2
     assert [t.gain_s for t in found] == sorted((t.gain_s for t in found), reverse=True)
     for tried in found:
         result = simulate(load_scenario(FILES / f"{name}.yaml", tried.changes)).outcome
@@ -54,7 +54,7 @@ def test_nothing_is_proposed_twice_that_is_done() -> None:
 
 def test_what_the_scenario_has_is_not_said_beside_another_change() -> None:
     _, found = advice(
-        "memory_zero_llama8b", "parallelism.zero=3", "training.global_batch_size=32", "training.micro_batch_size=4"
+        "memory_zero_llama8b", "parallelism.zero=3", "training.global_batch_size=16", "training.micro_batch_size=2"
     )
     changes = {t.changes for t in found}
     assert ("training.recompute=full",) in changes

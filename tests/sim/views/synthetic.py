@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.core.units import rank_numbers
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.results.fit import Fit
 from sim.results.memory import AtMost, MemoryCurve
 from sim.results.records import Engine, MemoryRow, Provenance
 from sim.results.result import Contention, MeanRank, MiddleLayer, RankRow, StepResult, Utilization
@@ -135,7 +136,8 @@ def scenario_of(name: str) -> Scenario:
 
 
 def _memory_row(cls: RankClass, top: dict[str, float]) -> MemoryRow:
-    own = {**top, "peak": sum(top.values()), "limit": 80 * GIB}
+    peak = sum(top.values())
+    own = {**top, "peak": peak, "reserved": peak, "limit": 78 * GIB, "beside": 2 * GIB}
     return MemoryRow(ranks=rank_numbers(cls.ranks), rank=cls.rank, count=len(cls.ranks), **own)
 
 
@@ -169,6 +171,7 @@ def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_p
         peak_reserved_bytes=worst * 1.04,
         memory=tuple(rows),
         fits_in_memory=True,
+        fit=Fit("fits", 1.0),
         critical_path={"F": step * 0.3, "B": step * 0.6, "SEND_F": step * 0.05, "OPTIMIZER": step * 0.05},
         ranks=tuple(ranks),
         blame=(),

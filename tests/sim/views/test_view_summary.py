@@ -214,8 +214,8 @@ def test_the_line_of_the_scenario_says_what_is_recomputed() -> None:
 @pytest.mark.parametrize(
     ("workload", "words"),
     [
-        ("dp8", "141.0 GiB (nominal; CUDA reports 139.8 GiB)"),
-        ("serve_batch1", "139.8 GiB (as CUDA reports; nominal 141.0 GiB)"),
+        ("dp8", "beside CUDA and NCCL (CUDA reports 139.81, nominal 141.00)"),
+        ("serve_batch1", "139.3 GiB beside CUDA and NCCL (CUDA reports 139.81, nominal 141.00)"),
     ],
 )
 def test_a_limit_of_memory_says_whose_it_is(workload: str, words: str) -> None:
@@ -225,4 +225,4 @@ def test_a_limit_of_memory_says_whose_it_is(workload: str, words: str) -> None:
 
 def test_the_limit_of_a_step_of_reinforcement_learning_says_whose_it_is() -> None:
     ran = invoked(main, "scenarios/rl_grpo_llama8b.yaml", "--set", "cluster=dgx-h200")
-    assert "of 141.0 GiB (nominal; CUDA reports 139.8 GiB), colocated GPUs" in " ".join(ran.output.split())
+    assert "beside CUDA and NCCL (CUDA reports 139.81, nominal 141.00), colocated GPUs" in " ".join(ran.output.split())
