@@ -105,7 +105,7 @@ class ModelParallel:
         """Return this rank's parts of whole blocks, which must not be used afterwards."""
         shared: dict[int, Constants] = {}  # layers that share constants still share them afterwards
         out = [self._cut(b, shared) for b in blocks]
-        if self.scenario.model.tied_embeddings and self.tp.size > 1:
+        if self.scenario.model.tied_embeddings:  # a cut embedding has another parameter
             for head in (b for b in out if isinstance(b, Head)):
                 for first in (b for b in out if isinstance(b, Embedding)):
                     head.output.weight = first.weight

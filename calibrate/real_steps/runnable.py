@@ -165,10 +165,16 @@ def _recomputation(s: Scenario, t: Training) -> Iterator[Problem]:
         ("experts", s.model.moe is not None),
         ("sp", p.sp and p.tp > 1),
         ("latent attention and tp", s.model.mla is not None and p.tp > 1),
+        # these change outputs in place that it keeps: partial sums of chunks and of attention over pieces
+        ("tp_overlap full", p.tp_overlap == "full" and p.tp > 1),
+        (f"cp_method {p.cp_method}", p.cp > 1 and p.cp_method != "all_to_all"),
     )
     if t.recompute.mode == "selective_op" and any(found for _, found in beside):
         found = "selective_op with " + next(name for name, found in beside if found)
-        allowed = "none, selective, full; selective_op without experts and sp, with latent attention without tp"
+        allowed = (
+            "none, selective, full; selective_op without experts, sp and tp_overlap full, with cp by all_to_all alone, "
+            "with latent attention without tp"
+        )
         yield "training.recompute", found, allowed
     if t.recompute.mode == "selective_op" and is_gated(s.model.mlp) and not s.model.merged_projections:
         found = f"selective_op with {s.model.mlp} and separate projections (it keeps every second matmul's output)"

@@ -25,7 +25,7 @@ from sim.prices.profiles import load_profile
 from sim.studies.compared import Comparison, Pair
 from sim.studies.comparison import check_same, compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
-from sim.views.palette import style_of
+from sim.views.compare_page import action_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +44,7 @@ def print_table(result: Comparison) -> None:
         table.add_column(name, justify="right")
     _row(table, "step" if result.quiet else "step (noisy run)", result.step_time_s, seconds)
     for kind, pair in result.actions.items():
-        _row(table, style_of(kind).label, pair, seconds)
+        _row(table, action_name(kind, pair), pair, seconds)
     for r in result.ranks:
         _row(table, f"rank {r.rank} compute", r.compute_s, seconds)
     for m in result.memory:
@@ -68,6 +68,8 @@ def print_table(result: Comparison) -> None:
             f"bundled one in turns with it {seconds(ours.measured)}, simulated {_error(ours)}",
             markup=False,
         )
+    if result.cancelled is not None:
+        console.print(result.cancelled, markup=False)
     for warning in result.warnings:
         console.print(f"the run warned: {warning}", markup=False)
 

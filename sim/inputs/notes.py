@@ -38,6 +38,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _domain_note(sections)
     yield from _spine_note(sections)
     yield from _no_nvlink_note(sections)
+    yield from _shared_network_note(sections)
     yield from _switch_note(sections)
     yield from _empty_stages_note(sections, written)
     yield from _expert_split_note(sections)
@@ -56,6 +57,15 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from _core_attention_note(t, p, model)
         yield from _bucket_note(written)
     yield from serving_notes(sections, written, given)
+
+
+def _shared_network_note(sections: Sections) -> Iterator[str]:
+    """Return that other draws take the place of what jobs leave of a cluster's shared network by itself."""
+    jitter = None if sections.faults is None else sections.faults.network_jitter
+    own = sections.cluster.inter_node.spread
+    if jitter is not None and own and jitter.sigma != own:
+        said = f"draws with sigma {jitter.sigma:g} take the place of what other jobs leave on this cluster by itself"
+        yield f"faults.network_jitter: {said} (cluster.inter_node.spread {own:g}); sigma {own:g} draws that"
 
 
 def _no_nvlink_note(sections: Sections) -> Iterator[str]:

@@ -27,10 +27,14 @@ class Pair(Record, frozen=True, kw_only=True):
 
 
 class ActionPair(Pair, frozen=True, kw_only=True):
-    """Mean seconds of one action of a kind, and how many actions of it each side has."""
+    """Mean seconds of one action of a kind, and how many actions of it each side has.
+
+    `whole`: the sides cut what a step communicates into other numbers of messages; the seconds are those of all.
+    """
 
     simulated_count: int
     measured_count: int
+    whole: bool = False
 
     @property
     def sides(self) -> tuple[bool, bool]:
@@ -99,7 +103,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     `actions`: by kind; of communications, without waiting for other ranks. `replay`: the recorded step's own durations,
     put through the simulator, against its own length; it tells an error of schedule or rendezvous (large here too)
     from an error of cost (small here). `others_cores`: how many cores other processes kept busy, None where nobody
-    looked.
+    looked. `cancelled`: which parts' errors make the step's look smaller.
     """
 
     format: str = "sim-compare/1"
@@ -113,6 +117,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     steps: Steps
     actions: dict[str, ActionPair]
+    cancelled: str | None = None
     replay: Pair | None
     action_ends: Ends
     ranks: tuple[RankPair, ...]

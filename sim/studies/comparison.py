@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -32,6 +32,8 @@ from sim.studies.measured import RAN, own_schedule, parsed_scenario
 from sim.studies.memory_over_steps import over_steps
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
+CANCELS = 0.05  # of the step: parts that are off by more in both directions
+OF_A_RANK = (*ACTION_KINDS, "OPTIMIZER")  # kinds of one rank alone; all others are communications
 SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of its sending end
 PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
 
@@ -40,6 +42,8 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
     """Compare a simulated step with a measured one, whose timeline is `measured`."""
     simulated = simulation.timeline
     step = Pair.of(simulation.outcome.step_time_s, run.step_time_s)
+    actions = _kinds(simulated, measured)
+    cancelled = _cancelled(actions, len(measured.classes), run.step_time_s) if run.step_time_s else None
     return Comparison(
         scenario=simulation.scenario.name,
         profile=simulation.profile.name,
@@ -50,7 +54,8 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
         others_cores=run.others_cores,
         warnings=tuple(run.warnings),
         steps=Steps(len(run.step_times_s), min(run.step_times_s), max(run.step_times_s)),
-        actions=_kinds(simulated, measured),
+        actions=actions,
+        cancelled=cancelled,
         replay=_replay(simulation, measured),
         action_ends=_ends(simulation, simulated, measured, run.step_time_s),
         ranks=_ranks(simulation, measured),
@@ -83,13 +88,31 @@ def operators(simulation: Simulation, run: MeasuredRun) -> tuple[OperatorPair, .
 
 
 def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, ActionPair]:
-    """Mean seconds of one action, for each kind that either side has."""
+    """Mean seconds of one action, for each kind that either side has; of communications that the sides cut into other
+    numbers of messages, such as buckets, the seconds of all."""
     means = [_mean_by_kind(t.spans()) for t in (simulated, measured)]
     out = {}
     for kind in dict.fromkeys([*means[1], *means[0]]):
         (a, n), (b, k) = (m.get(kind, (0.0, 0)) for m in means)
-        out[kind] = ActionPair.of(a, b, simulated_count=n, measured_count=k)
+        whole = kind not in OF_A_RANK and 0 < n != k > 0
+        sides = (a * n, b * k) if whole else (a, b)
+        out[kind] = ActionPair.of(*sides, simulated_count=n, measured_count=k, whole=whole)
     return out
+
+
+def _cancelled(actions: Mapping[str, ActionPair], ranks: int, step_s: float) -> str | None:
+    """Say that parts of a rank's step are too long by about what others are too short, so that the step's error is
+    small by chance; None where they are not."""
+    apart = {}
+    for kind, pair in actions.items():
+        often = 1.0 if pair.whole else pair.measured_count / (ranks if kind in OF_A_RANK else 1)
+        if all(pair.sides):
+            apart[kind] = (pair.simulated - pair.measured) * often / step_s
+    longer, shorter = (max(apart, key=lambda kind: sign * apart[kind], default=None) for sign in (1, -1))
+    if longer is None or shorter is None or min(apart[longer], -apart[shorter]) < CANCELS:
+        return None
+    said = f"{longer} is too long by {apart[longer]:.0%} of the step, {shorter} too short by {-apart[shorter]:.0%}"
+    return f"errors of parts cancel: {said}".replace("%", " %")
 
 
 def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
@@ -135,7 +158,7 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
     seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
     for s in spans:
         own = (s.kind, s.stage, s.micro_batch, s.rank)
-        alone = s.kind in ACTION_KINDS or s.kind == "OPTIMIZER"
+        alone = s.kind in OF_A_RANK
         count = 0 if alone else seen[own]
         yield (SENT_AS.get(s.kind, s.kind), s.stage, s.micro_batch, s.rank if alone else -1, count), s
         seen[own] += 1

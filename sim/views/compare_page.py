@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.core.timeline import Timeline
 from sim.core.units import counted, n_bytes, percent, ranks_text, seconds, seconds_between
-from sim.studies.compared import Comparison, MemoryOverSteps
+from sim.studies.compared import ActionPair, Comparison, MemoryOverSteps
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.palette import INK, in_order, style_of
@@ -38,7 +38,7 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
         kinds=kinds_of(timelines),
         spans=len(simulated) + len(measured),
         near=NEAR_MOST,
-        actions=[(style_of(k).fill, style_of(k).label, actions[k]) for k in in_order(tuple(actions))],
+        actions=[(style_of(k).fill, action_name(k, actions[k]), actions[k]) for k in in_order(tuple(actions))],
         ranks=[("", f"rank {r.rank}", r.compute_s) for r in compare.ranks],
         memory=[("", f"rank {m.rank}", m.peak_bytes) for m in memory],
         saved=[("", f"rank {rank}", pair) for rank, pair in saved],
@@ -79,6 +79,12 @@ def _others(compare: Comparison) -> list[Number]:
         return []
     words = "busy at most: a quiet run" if quiet else "busy: a noisy run, its error says little"
     return [Number("Other processes", f"{cores:.2f} cores", words, "good" if quiet else "bad")]
+
+
+def action_name(kind: str, pair: ActionPair) -> str:
+    """Return the name of a kind of actions; where the sides cut it differently, that all of a step are compared."""
+    counts = f", all {pair.simulated_count:,} against {pair.measured_count:,}" * pair.whole
+    return style_of(kind).label + counts
 
 
 def _headline(compare: Comparison) -> list[Number]:

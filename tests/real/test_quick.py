@@ -1,4 +1,4 @@
-"""Real ranks once: of each kind of parallelism the smallest has one device's gradients, and a wrong one is found."""
+"""Real ranks once: of each kind of parallelism the smallest, and random layouts, have one device's gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.real.conftest import small
+from tests.real.random_layouts import QUICK, drawn
 
 CASES: dict[str, Any] = {
     "1f1b": {"scenario": small({"pp": 2, "schedule": "1f1b"})},
@@ -16,6 +17,7 @@ CASES: dict[str, Any] = {
     "experts": {"scenario": small({"dp": 2, "ep": 2}, moe={"experts": 4, "top_k": 2, "ffn": 48})},
     "zero 3": {"scenario": small({"dp": 2, "zero": 3})},
 }
+CASES |= {name: {"scenario": scenario} for name, scenario in list(drawn().items())[:QUICK]}
 SPOILT = {"wrong": CASES["zero 3"] | {"spoil": "gradient"}}
 
 

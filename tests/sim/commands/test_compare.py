@@ -57,6 +57,41 @@ def test_a_stored_run_is_a_run_of_its_scenario_file(scenario_file: Path, run: Pa
     check_same(load_scenario(scenario_file), load_measured(run), run.name)
 
 
+@pytest.mark.parametrize("buckets", [1, 2, 7])
+def test_buckets_against_one_message_of_all_compares_all_with_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], buckets: int
+) -> None:
+    """The simulated buckets of a step are one span: a run's, cut into any number of messages, have no error."""
+    file, run = _files(tmp_path, pp=1, dp=2, bucket_bytes=100_000)
+    data, cut = json.loads(Path(run).read_text()), list[dict[str, Any]]()
+    for action in data["actions"]:
+        pieces = buckets if action["kind"] == "ALL_REDUCE" else 1
+        each, start_s = (action["end_s"] - action["start_s"]) / pieces, action["start_s"]
+        times = [{"start_s": start_s + i * each, "end_s": start_s + (i + 1) * each} for i in range(pieces)]
+        cut += [{**action, **time} for time in times]
+    Path(run).write_text(json.dumps(data | {"actions": cut}))
+    row = _compare(capsys, file, run)[1]["actions"]["ALL_REDUCE"]
+    assert (row["simulated_count"], row["measured_count"], row["whole"]) == (1, buckets, buckets > 1)
+    assert row["error"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_errors_of_parts_that_cancel_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Forwards that take twice as long as simulated and backwards that take less by as much: the step is right."""
+    file, run = _files(tmp_path, pp=1, dp=1)
+    assert _compare(capsys, file, run)[1].get("cancelled") is None
+    data, late = json.loads(Path(run).read_text()), 0.0
+    for action in sorted(data["actions"], key=lambda a: a["start_s"]):
+        took = action["end_s"] - action["start_s"]
+        more = {"F": took, "B": -took / 2}.get(action["kind"], 0.0)
+        action["start_s"], action["end_s"], late = action["start_s"] + late, action["end_s"] + late + more, late + more
+    Path(run).write_text(json.dumps(data))
+    found = _compare(capsys, file, run)[1]
+    assert found["step_time_s"]["error"] == pytest.approx(0.0, abs=1e-6)
+    assert found["cancelled"].startswith("errors of parts cancel: B is too long by")
+    assert exit_code(main, file, run) == 0
+    assert "errors of parts cancel" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_error_against_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: dict[str, Any]) -> None:
     code, result = _compare(capsys, *_files(tmp_path, **layout))

@@ -105,6 +105,21 @@ def test_a_spread_gives_every_group_the_median_and_draws_take_its_place() -> Non
     )
 
 
+@pytest.mark.parametrize(("cluster", "sigma", "says"), [("p5-efa", 0.3, 1), ("p5-efa", 0.8, 0), ("dgx-h100", 0.3, 0)])
+def test_other_draws_than_the_clusters_own_are_said(cluster: str, sigma: float, says: int) -> None:
+    data = {
+        "model": "llama3.2-1b",
+        "training": {"seq_len": 1024, "global_batch_size": 32},
+        "parallelism": {"dp": 32},
+        "cluster": cluster,
+        "faults": {"network_jitter": {"sigma": sigma}},
+    }
+    found = [
+        w for w in parse_scenario(data).warnings if w.startswith("faults.network_jitter: draws with sigma 0.3 take")
+    ]
+    assert len(found) == says
+
+
 @pytest.mark.parametrize("spread", [{}, {"spread": 0.5}, {"rendezvous": True}])
 def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, Any]) -> None:
     """As published tables describe the cluster: number, bandwidth and latency of its NICs. What other jobs take of it
