@@ -190,14 +190,19 @@ def keys_on_their_way(d: ServingDims, attentions: tuple[Attention, ...], longest
 
 
 def iteration_tokens(inference: Inference, requests: Items[Request]) -> int:
-    """The most tokens of an iteration. An engine that cuts no prompts must be told more where one is longer than
-    `max_batch_tokens`: the longest prompt and, where prompts run beside tokens, one token of every running request
-    (TensorRT-LLM, bench/benchmark/utils/general.py; vLLM 0.6, config.py: no less than max_model_len)."""
+    """The most tokens of an iteration. An engine that cuts no prompts must be told more where `max_batch_tokens` has no
+    room for the longest prompt and, where prompts run beside tokens, one token of every request that runs.
+
+    TensorRT-LLM schedules requests in the order of their arrival and stops at the first that exceeds the tokens (cpp/
+    tensorrt_llm/batch_manager/microBatchScheduler.cpp): a prompt of just so many tokens waits until no other request
+    runs, and a longer one is refused (llmapi/llm.py, _check_arguments). So whoever runs such prompts tells it more
+    (bench/benchmark/utils/general.py). vLLM 0.6: no less than max_model_len (config.py)."""
     most, longest = inference.max_batch_tokens, max([r.prompt_tokens for r in requests])
     engine = engine_of(inference.engine)
-    if inference.chunked_prefill or not engine.whole_prompts or longest <= most:
+    if inference.chunked_prefill or not engine.whole_prompts:
         return most
-    return longest + (inference.max_running_requests if engine.prompts_beside else 0)
+    beside = min(inference.max_running_requests, len(requests)) if engine.prompts_beside else 0
+    return max(most, longest + beside)
 
 
 class _Held(NamedTuple):

@@ -212,14 +212,13 @@ def of_gpu_words(used_bytes: float, limit_bytes: float, gpu: GpuSpec) -> str:
 
     >>> from topology.presets import GPUS
     >>> of_gpu_words(70 * 2**30, 78.61 * 2**30, GPUS["h100-sxm"])
-    '89.0 % of 78.61 GiB beside CUDA and NCCL (CUDA reports 79.11, nominal 80.00)'
+    '89.0 % of 78.61 GiB beside CUDA and NCCL (nominal 80.00 GiB)'
     """
     of = f"{percent(used_bytes / limit_bytes)} of {n_bytes(limit_bytes)}"
     if gpu.chip.is_host:
         return of
-    shown, nominal = gpu.shown_bytes / 2**30, gpu.memory_bytes / 2**30
-    reports = f"CUDA reports {shown:.2f}, nominal {nominal:.2f}" if shown != nominal else f"of {shown:.2f}"
-    return f"{of} beside CUDA and NCCL ({reports})"
+    beside = f"{of} beside CUDA and NCCL"
+    return beside if gpu.shown_bytes == gpu.memory_bytes else f"{beside} (nominal {n_bytes(gpu.memory_bytes)})"
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:

@@ -162,15 +162,19 @@ def _streams_late(sim: Served) -> list[str]:
 
 
 def _whole_prompts(sim: Served) -> list[str]:
-    """Warn of prompts that the engine would refuse, because they exceed an iteration's tokens and it cuts none."""
+    """Warn of prompts that an engine which cuts none would refuse, or compute when next to no other request runs."""
     i, scheduler = sim.scenario.for_serving, sim.replicas[0].scheduler
-    long = [s.request.prompt_tokens for s in sim.sequences if s.request.prompt_tokens > i.max_batch_tokens]
-    if scheduler.splits or not long or i.batching == "static":
+    most, told = i.max_batch_tokens, scheduler.limits.batch_tokens
+    if scheduler.splits or told <= most or i.batching == "static":
         return []
+    lengths = [s.request.prompt_tokens for s in sim.sequences]
+    longest, long = max(lengths), sum(n > most for n in lengths)
+    does = f"computes the longest prompt ({longest:,} tokens) while at most {most - longest:,} requests run"
+    if long:
+        does = f"refuses {long:,} of {len(lengths):,} prompts, of which the longest has {longest:,} tokens"
     return [
-        f"inference.max_batch_tokens: {len(long):,} of {len(sim.sequences):,} prompts exceed {i.max_batch_tokens:,}, "
-        f"the longest has {max(long):,} tokens; engine {i.engine} cuts no prompts with chunked_prefill false and would "
-        f"refuse them; simulated with {scheduler.limits.batch_tokens:,}"
+        f"inference.max_batch_tokens: found {most:,}, with which engine {i.engine} {does}, as it cuts no prompts with "
+        f"chunked_prefill false; simulated with {told:,}"
     ]
 
 

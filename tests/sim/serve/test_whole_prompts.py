@@ -51,15 +51,15 @@ def test_prompts_beyond_the_default_limit_are_served_beside_others(engine: str) 
         for count in (1, 8)
     )
     assert eight.duration_s < 0.75 * 8 * one.duration_s
-    assert any("8 of 8 prompts exceed" in warning for warning in eight.warnings)
+    assert any("refuses 8 of 8 prompts" in warning for warning in eight.warnings)
 
 
 def test_a_prompt_that_its_engine_would_refuse_is_computed_and_said() -> None:
     s = serving({"engine": "vllm-0.2"})
     requests = (Request(0.0, 3000, 4), Request(0.0, 64, 4))
     warnings = {n: simulate_serving(s, requests=requests[n:]).outcome.warnings for n in (0, 1)}
-    assert any("1 of 2 prompts exceed 2,560" in w for w in warnings[0])
-    assert not any("exceed" in w for w in warnings[1])
+    assert any("refuses 1 of 2 prompts" in w for w in warnings[0])
+    assert not any("refuses" in w for w in warnings[1])
 
 
 def test_the_documented_cost_of_prompts_first_is_simulated() -> None:
@@ -105,3 +105,20 @@ def test_requests_longer_than_the_model_are_told(prompt: int, output: int, beyon
 def test_a_model_of_unknown_length_takes_any_request() -> None:
     served = simulate_serving(serving({"requests": {"prompt_len": 300_000, "output_len": 2}}))
     assert not [text for text in served.outcome.warnings if "positions that the model" in text]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_throughput_is_continuous_in_the_prompts_length_around_the_limit(engine: str) -> None:
+    """A token more of 512 changes little, below, at and beyond the tokens of an iteration."""
+    rates = []
+    for prompt in (448, 496, 511, 512, 513, 520):
+        requests = {"prompt_len": prompt, "output_len": 32, "count": 24}
+        inference = {"engine": engine, "max_batch_tokens": 512, "max_running_requests": 16, "prefix_cache": "none"}
+        served = simulate_serving(serving({**inference, "requests": requests})).outcome
+        rates.append(served.output_tokens_per_s)
+        raised = any(w.startswith("inference.max_batch_tokens: found 512, with which") for w in served.warnings)
+        cuts = not ENGINES[engine].whole_prompts or served.scenario.for_serving.chunked_prefill
+        room = prompt + (16 if ENGINES[engine].prompts_beside else 0) <= 512
+        assert raised is not (cuts or room)
+    assert max(rates) / min(rates) < 1.35
+    assert all(0.9 < b / a < 1.1 for a, b in zip(rates[2:], rates[3:], strict=False))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sim.commands.run import main
 from sim.inputs.scenario import load_scenario
+from sim.results.fit import Fit
 from sim.results.result import StepResult
 from sim.serve.results.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
@@ -45,7 +46,7 @@ def result() -> StepResult:
 
 def test_it_fits_on_a_screen_and_says_what_matters(result: StepResult) -> None:
     text = printed(result)
-    assert len(text.splitlines()) <= 40
+    assert len(text.splitlines()) <= 42
     for words in (
         "815.8 ms",
         "90 % interval 775.0 ms – 864.7 ms",
@@ -138,13 +139,13 @@ def test_names_are_not_markup(result: StepResult) -> None:
 def test_many_ranks_are_cut_in_the_middle() -> None:
     timeline = synthetic.one_f_one_b(p=64, m=64)
     text = printed(synthetic.result_of(timeline, synthetic.memory_curves(timeline)))
-    assert len(text.splitlines()) <= 45
+    assert len(text.splitlines()) <= 47
     assert "… 52 more" in text
     assert "ranks 504–511" in text
 
 
 def test_what_does_not_fit_is_told(result: StepResult) -> None:
-    assert "✗ does not fit" in printed(replace(result, fits_in_memory=False))
+    assert "✗ does not fit" in printed(replace(result, fits_in_memory=False, fit=Fit("does not fit", 0.0)))
 
 
 def test_serving_results_show_their_latencies() -> None:
@@ -214,8 +215,8 @@ def test_the_line_of_the_scenario_says_what_is_recomputed() -> None:
 @pytest.mark.parametrize(
     ("workload", "words"),
     [
-        ("dp8", "beside CUDA and NCCL (CUDA reports 139.81, nominal 141.00)"),
-        ("serve_batch1", "139.3 GiB beside CUDA and NCCL (CUDA reports 139.81, nominal 141.00)"),
+        ("dp8", "beside CUDA and NCCL (nominal 141.0 GiB)"),
+        ("serve_batch1", "139.3 GiB beside CUDA and NCCL (nominal 141.0 GiB)"),
     ],
 )
 def test_a_limit_of_memory_says_whose_it_is(workload: str, words: str) -> None:
@@ -225,4 +226,4 @@ def test_a_limit_of_memory_says_whose_it_is(workload: str, words: str) -> None:
 
 def test_the_limit_of_a_step_of_reinforcement_learning_says_whose_it_is() -> None:
     ran = invoked(main, "scenarios/rl_grpo_llama8b.yaml", "--set", "cluster=dgx-h200")
-    assert "beside CUDA and NCCL (CUDA reports 139.81, nominal 141.00), colocated GPUs" in " ".join(ran.output.split())
+    assert "beside CUDA and NCCL (nominal 141.0 GiB), colocated GPUs" in " ".join(ran.output.split())
