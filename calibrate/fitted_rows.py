@@ -79,7 +79,7 @@ def rows_to_fit(table: Table, base: Profile, given: int | None = None) -> Fitted
 
 
 def _scenario(row: Measurement, table: Table) -> Scenario:
-    return parse_scenario({**row.scenario, "name": row.id}, f"{table.path}: {row.id}")
+    return parse_scenario({**row.scenario, "name": row.id}, f"{table.path}: {row.id}", row.folder)
 
 
 def _ends_of_groups(cases: Sequence[Case]) -> list[Case]:

@@ -13,7 +13,13 @@ True
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if getattr(sys, "argv", [""])[:1] == ["-m"] or sys.argv[0].endswith(("/stepsim", "\\stepsim.exe")):
+    from sim.core.first_moments import ctrl_c_ends
+
+    ctrl_c_ends()  # as a command: of a module that is run, `argv` says -m while its package loads
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario, load_scenario, parse_scenario

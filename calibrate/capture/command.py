@@ -161,6 +161,7 @@ def _capture_table(table: Path, out: Path) -> int:
     """Capture each row; report rows that fail, with exit code 1."""
     from calibrate.capture.huggingface.step import huggingface_maker
     from calibrate.capture.table_row import options_of_row
+    from sim.inputs.input_source import Source, file_named
 
     out.mkdir(parents=True, exist_ok=True)
     missing = 0
@@ -171,6 +172,7 @@ def _capture_table(table: Path, out: Path) -> int:
                 raise InputError(row.unreadable)
             data = {**row.data, "scenario": dict(row.scenario)}
             config, options = options_of_row(data, where)
+            config = str(file_named(config, Source(where, {}, folder=row.folder), "config.json") or config)
             _capture(huggingface_maker(config, options), where, out / f"{row.id}.json.gz")
         except InputError as error:
             missing += 1

@@ -17,6 +17,7 @@ import click
 
 from sim.commands.files_named import outputs_of
 from sim.core.errors import InputError
+from sim.core.first_moments import ctrl_c_raises
 from sim.core.gc_paused import one_command
 from sim.core.outputs import to_write
 from topology.errors import PresetError
@@ -37,7 +38,7 @@ LOOK_ALIKES = dict(zip(RARE, PLAIN, strict=True))
 
 @contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """Turn bad input into one message on standard error and exit code 2, Ctrl-C into exit code 130.
+    """Turn bad input into one message on standard error and exit code 2, Ctrl-C into exit code 130, SIGTERM into 143.
 
     Bad input is an `InputError`, a wrong file of a GPU or machine, or a package of an extra that is missing.
     """
@@ -52,6 +53,8 @@ def bad_input_exits() -> Iterator[None]:
         print(f"error: this needs {error.name}: pip install 'stepsim[{EXTRAS[error.name]}]'", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
+        if _asked_to_end:
+            raise SystemExit(128 + signal.SIGTERM) from None
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
@@ -151,8 +154,11 @@ def _write_any_character() -> None:
             stream.reconfigure(errors="look-alike")
 
 
-class _Ended(SystemExit):
-    """The command was asked to end."""
+class _Ended(KeyboardInterrupt):
+    """The command was asked to end: what it found by then is shown and written, as at Ctrl-C."""
+
+
+_asked_to_end = list[bool]()  # holds something once SIGTERM has come
 
 
 @contextmanager
@@ -166,21 +172,18 @@ def _end_when_asked() -> Iterator[None]:
     without clearing up; its ranks die with it.
     """
 
-    asked = False
-
     def end(*_: object) -> None:
-        nonlocal asked
-        asked = True
+        _asked_to_end.append(True)
         if hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + signal.SIGTERM))
             signal.setitimer(signal.ITIMER_REAL, END_WITHIN_S)
-        raise _Ended(128 + signal.SIGTERM)
+        raise _Ended
 
     def dropped(what: sys.UnraisableHookArgs) -> None:
-        if not isinstance(what.exc_value, _Ended | KeyboardInterrupt):
+        if not isinstance(what.exc_value, KeyboardInterrupt):
             sys.__unraisablehook__(what)
         elif hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, end if asked else signal.default_int_handler)
+            signal.signal(signal.SIGALRM, end if _asked_to_end else signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, AGAIN_AFTER_S)
 
     sys.unraisablehook = dropped
@@ -188,8 +191,8 @@ def _end_when_asked() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if asked:
-            raise _Ended(128 + signal.SIGTERM) from None
+        if _asked_to_end:
+            raise _Ended from None
         raise
 
 
@@ -202,6 +205,7 @@ def _load(module: str) -> click.Command:
 
 def run_command(command: click.Command | str) -> NoReturn:
     """Run a command as this process; of a module's name its `main`, so that Ctrl-C may also meet it while it loads."""
+    ctrl_c_raises()
     _open_closed_streams()
     _write_any_character()
     output = _Output(sys.stdout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def main(scenario: Path, port: int, overrides: tuple[str, ...]) -> None:
 
 
 def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) -> Any:
-    """A Bokeh server bound to the loopback address; other origins' web sockets are refused.
+    """A Bokeh server bound to the loopback address; other hosts' requests and other origins' web sockets are refused.
 
     Raises:
         InputError: if the scenario cannot be simulated, or the port is taken.
@@ -53,6 +55,16 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
             socket.close()
         application = Application(FunctionHandler(lambda document: open_explorer(document, scenario, overrides)))
         origins = [f"{ADDRESS}:{bound}", f"localhost:{bound}"]
-        return Server({"/": application}, address=ADDRESS, port=bound, allow_websocket_origin=origins)
+        server = Server({"/": application}, address=ADDRESS, port=bound, allow_websocket_origin=origins)
     except OSError as error:
         raise InputError(f"--port {port}: {error.strerror}; choose another, or 0 for any that is free") from None
+    _answer_only(server, (ADDRESS, "localhost"))
+    return server
+
+
+def _answer_only(server: Any, hosts: Sequence[str]) -> None:
+    """Answer requests for these hosts alone: a page of another name that leads here (DNS rebinding) reads nothing."""
+    from tornado.routing import HostMatches
+
+    anything, *_ = server._tornado.default_router.rules  # Tornado's own rule, behind which all of Bokeh's stand
+    anything.matcher = HostMatches(f"(?:{'|'.join(map(re.escape, hosts))})")

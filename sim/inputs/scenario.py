@@ -202,11 +202,12 @@ def name_of(path: str | Path) -> str:
     return "standard input" if Path(path) == STANDARD_INPUT else Path(path).stem
 
 
-def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
-    """The scenario in a mapping; `where` starts error messages, and is its name if the mapping gives none."""
+def parse_scenario(data: dict[str, Any], where: str = "scenario", folder: str = "") -> Scenario:
+    """The scenario in a mapping; `where` starts error messages, and is its name if the mapping gives none. Files
+    that it names are looked up in `folder` first."""
     if not isinstance(data, dict):
         raise InputError(f"{where}: found {show(data)}; a scenario is a mapping")
-    return resolve(Source(where, data), where)
+    return resolve(Source(where, data, folder=folder), where)
 
 
 def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

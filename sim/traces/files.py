@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -30,25 +29,27 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
         with open(path, "rb") as file:
             zipped = file.read(2) == GZIP
             file.seek(0)
-            if zipped:
-                limit = min(limit, GROWS_TO + GROWTH * os.fstat(file.fileno()).st_size)
-            data = _read(gzip.GzipFile(fileobj=file) if zipped else file, limit)
+            data = _read(gzip.GzipFile(fileobj=file) if zipped else file, limit, file if zipped else None)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: is an incomplete or damaged gzip file: {error}") from None
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
+    if data is None:
+        raise InputError(f"{path}: unpacks to more than {GROWTH} times its own size; a trace grows 10 to 40 times")
     if len(data) > limit:
-        unpacked_to = f" unpacked, {GROWTH} times its own size," if zipped and limit < MAX_BYTES else ""
-        raise InputError(f"{path}: holds more than {limit}{unpacked_to} bytes; cut the trace to fewer steps")
+        raise InputError(f"{path}: holds more than {limit} bytes; cut the trace to fewer steps")
     return data
 
 
-def _read(file: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
-    """Read at most `limit` bytes and one piece more; memory is allocated piece by piece."""
+def _read(file: IO[bytes] | gzip.GzipFile, limit: int, packed: IO[bytes] | None) -> bytes | None:
+    """Read at most `limit` bytes and one piece more; memory is allocated piece by piece. None as soon as what was read
+    of a `packed` file has grown too much: a bomb is not held."""
     pieces, held = [], 0
     while held <= limit and (piece := file.read(PIECE)):
         pieces.append(piece)
         held += len(piece)
+        if packed is not None and held > GROWS_TO + GROWTH * packed.tell():
+            return None
     return b"".join(pieces)
 
 

@@ -68,7 +68,7 @@ def _ranks(row: Measurement) -> int:
 
 
 def _beside(model: str, gpus: int, row: Measurement) -> MeasuredBest:
-    scenario = parse_scenario(dict(row.scenario), row.id)
+    scenario = parse_scenario(dict(row.scenario), row.id, row.folder)
     found = simulate(scenario).outcome
     measured, simulated, mfu = row.measured[RATE], found.tokens_per_s_per_gpu, found.utilization.mfu
     return MeasuredBest(

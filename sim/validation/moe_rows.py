@@ -53,7 +53,7 @@ from topology.spec import GpuSpec
 def moe_layer(row: Measurement, calibration: str | None) -> Predictions:
     """Router, dispatch, grouped experts and combine of one layer on expert-parallel ranks, no attention."""
     name = calibration or calibration_of(row)
-    scenario = parse_scenario(_scenario(row, name), row.id)
+    scenario = parse_scenario(_scenario(row, name), row.id, row.folder)
     plan = make_plan(scenario)
     options = PriceOptions()
     d, network = dims(scenario), Network(scenario.cluster)

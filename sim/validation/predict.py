@@ -67,7 +67,7 @@ def _training_step(row: Measurement, calibration: str | None) -> Predicted:
     from sim.inputs.scenario import parse_scenario
     from sim.simulation import simulate
 
-    scenario = parse_scenario(_with(row, calibration), row.id)
+    scenario = parse_scenario(_with(row, calibration), row.id, row.folder)
     if scenario.training is None:
         raise InputError(f"{row.id}: scenario: found no training; a row of kind training_step has one")
     if scenario.rl is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sim.core.errors import InputError
 from sim.core.normal import NINETY_PERCENT
-from sim.inputs.input_source import nearest
+from sim.inputs.input_source import Source, file_named, nearest
 from sim.prices.coefficients import PriceOptions
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
@@ -67,13 +67,15 @@ def calibration_of(row: Measurement) -> str:
     """The profile that the row names, or that of its cluster's GPU; empty where it names neither."""
     named = row.scenario.get("calibration")
     if named or row.scenario.get("cluster") is None:
-        return str(named or "")
+        name = str(named or "")
+        return str(file_named(name, Source(row.id, {}, folder=row.folder)) or name) if name else name
     return cluster_of(row).gpu.name
 
 
 def cluster_of(row: Measurement) -> ClusterSpec:
     """The cluster that a row of kernels or collectives names, or that of the GPU of its profile."""
-    return _cluster(json.dumps(row.scenario.get("cluster"), sort_keys=True), str(row.scenario.get("calibration") or ""))
+    given, gpu = json.dumps(row.scenario.get("cluster"), sort_keys=True), str(row.scenario.get("calibration") or "")
+    return _cluster(given, gpu, row.folder)
 
 
 def costs_of(row: Measurement, calibration: str | None = None, burst: bool = False) -> Costs:
@@ -83,7 +85,7 @@ def costs_of(row: Measurement, calibration: str | None = None, burst: bool = Fal
 
 
 @lru_cache(maxsize=64)
-def _cluster(given: str, gpu: str) -> ClusterSpec:
+def _cluster(given: str, gpu: str, folder: str) -> ClusterSpec:
     from sim.inputs.scenario import parse_scenario
 
     named = json.loads(given)
@@ -93,4 +95,5 @@ def _cluster(given: str, gpu: str) -> ClusterSpec:
         nearest = next(machines_of(gpu), next(iter(CLUSTERS.values())))
         return nearest.model_copy(update={"gpu": GPUS[gpu]})
     training = {"seq_len": 8, "global_batch_size": 1, "precision": "fp16"}
-    return parse_scenario({"name": "row", "model": "gpt2", "training": training, "cluster": named}).cluster
+    data = {"name": "row", "model": "gpt2", "training": training, "cluster": named}
+    return parse_scenario(data, "row", folder).cluster

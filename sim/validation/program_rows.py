@@ -46,5 +46,6 @@ def captured_step(row: Measurement, calibration: str | None, path: Path) -> Simu
     training = {key: row.scenario["training"][key] for key in OF_LAYOUT if key in row.scenario["training"]}
     named = {} if calibration is None else {"calibration": calibration}
     model = {"program": str(path)}
-    scenario = parse_scenario({**data, **named, "model": model, "training": training, "name": row.id}, row.id)
+    data |= {**named, "model": model, "training": training, "name": row.id}
+    scenario = parse_scenario(data, row.id, row.folder)
     return simulate(scenario, profile_named(scenario.calibration))

@@ -11,7 +11,8 @@ from msgspec import Struct, field
 class Measurement(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
-    the row cannot be read; then it has no values. `not_believed`: why the row is simulated without its batch limit."""
+    the row cannot be read; then it has no values. `folder`: of the table's file, beside which lie the files that it
+    names. `not_believed`: why the row is simulated without its batch limit."""
 
     table: str
     kind: str
@@ -23,6 +24,7 @@ class Measurement(Struct, frozen=True):
     answers: Mapping[str, bool] = field(default_factory=dict)
     served_by: tuple[str, ...] = ()
     unreadable: str = ""
+    folder: str = ""
     not_believed: str = ""
 
 

@@ -54,7 +54,7 @@ def serving_scenario(row: Measurement, data: Mapping[str, Any]) -> Scenario:
     section, engine = data.get("inference"), engine_named(row.served_by)
     if isinstance(section, Mapping) and "engine" not in section and engine is not None:
         data = {**data, "inference": {**section, "engine": engine.name}}
-    return parse_scenario({"name": row.id, **data}, row.id)
+    return parse_scenario({"name": row.id, **data}, row.id, row.folder)
 
 
 def value_of(result: Mapping[str, Any], row: Measurement, key: str) -> Any:

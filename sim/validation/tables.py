@@ -58,7 +58,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     software = (str(data.get("software", "")), source.get("citation", ""))
     facts = data.get("assumptions")
     shared = without_assumed_sums(shared, software[0], facts)
-    whole = _Whole(name, data["kind"], shared, software, facts)
+    whole = _Whole(name, data["kind"], shared, software, facts, str(Path(path).parent))
     made = [_row(r, f"{path}: rows[{i}]", whole) for i, r in enumerate(rows)]
     shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
@@ -103,6 +103,7 @@ class _Whole(NamedTuple):
     shared: dict[str, Any]
     software: tuple[str, ...]
     assumptions: object
+    folder: str
 
 
 def _row(data: object, where: str, table: _Whole) -> Measurement:
@@ -140,6 +141,7 @@ def _row(data: object, where: str, table: _Whole) -> Measurement:
         row,
         answers,
         (str(row.get("engine", "")), *table.software),
+        folder=table.folder,
     )
 
 
