@@ -16,6 +16,7 @@ from sim.inputs.rules.pairs import pairs, whole_pairs
 from sim.inputs.rules.sizes import Problem, Sizes
 from sim.inputs.rules.sizes import found_at as _found
 from sim.schedules import FORMS
+from sim.variants.frameworks.records import framework_of
 
 Rule = Callable[[Sizes], Problem | None]
 
@@ -220,7 +221,9 @@ def stages(s: Sizes) -> Problem | None:
         return ("parallelism", "pp"), f"found {s.pp} with schedule {form.name}; {problem}"
     if counts == "balanced" and s.training is None:
         return ("parallelism", "layers_per_stage"), "found 'balanced', by a training step's FLOPs; serving takes a list"
-    if counts is None or counts == "balanced":
+    if counts is None:
+        return empty_stages(s)
+    if counts == "balanced":
         return None
     if len(counts) != (number := form.model_stages(s.pp, s.virtual_stages)):
         why = f"pp {s.pp}, schedule {form.name} and virtual_stages {s.virtual_stages} make {counted(number, 'stage')}"
@@ -229,6 +232,18 @@ def stages(s: Sizes) -> Problem | None:
         why = f"found {counted(sum(counts), 'layer')} in all; model.layers is {s.model.layers}"
         return ("parallelism", "layers_per_stage"), why
     return None
+
+
+def empty_stages(s: Sizes) -> Problem | None:
+    """Of layers that are dealt out evenly: a trainer that refuses stages which hold nothing has none; the first and the
+    last may have the embedding and the output alone."""
+    if s.training is None or s.model.program is not None or not framework_of(s.training).fills_stages:
+        return None
+    most = s.model.layers + 2 + (s.mtp_stage is not None)
+    if s.pp == 1 or s.form.model_stages(s.pp, s.virtual_stages) <= most:
+        return None
+    why = f"framework {s.training.framework} refuses stages that hold nothing (model.layers {s.model.layers})"
+    return _found("pp", s.pp, f"{why}: at most {most} stages, or layers_per_stage with zeros")
 
 
 def prediction_stage(s: Sizes) -> Problem | None:

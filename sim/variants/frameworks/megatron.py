@@ -213,6 +213,7 @@ MEGATRON = Framework(
     adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
     plain_host=False,
     captures_layers=True,
+    fills_stages=True,
     emitted_for=("megatron",),
     former=(
         _MATRICES,

@@ -37,6 +37,15 @@ def limited(bytes_per_file: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, bytes_per_file))
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
+def test_a_file_that_is_overwritten_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    target.chmod(mode)
+    write_text(target, "new")
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("new", mode)
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 def test_a_full_disk_is_one_message_and_leaves_what_was_there(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.simulation import simulate
+from sim.variants.frameworks.records import FRAMEWORKS
 from tests.sim.small_scenario import small
 
 
@@ -403,3 +405,20 @@ def test_recomputation_that_saves_nothing_is_told(training: dict[str, Any], note
     assert ("saves almost no memory" in warnings) is noted
     if training["recompute"] != "none":
         assert (peak_bytes() > 0.99 * peak_bytes(recompute="none")) is noted
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("more", [0, 2, 3, 12])
+def test_megatron_alone_refuses_stages_that_hold_nothing(framework: str, more: int) -> None:
+    """Two more than layers hold the embedding and the output; a listed split may have empty stages."""
+    data = _of_layers(4, {"pp": 4 + more})
+    data["training"] |= {"framework": framework}
+    if not (FRAMEWORKS[framework].fills_stages and more > 2):
+        assert parse_scenario(data).parallelism.pp == 4 + more
+        return
+    with pytest.raises(
+        InputError, match=rf"parallelism\.pp: found {4 + more}; framework {framework} refuses stages that"
+    ):
+        parse_scenario(data)
+    listed = data["parallelism"] | {"layers_per_stage": [1] * 4 + [0] * more}
+    assert parse_scenario(data | {"parallelism": listed}).parallelism.pp == 4 + more

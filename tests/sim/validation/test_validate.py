@@ -396,3 +396,30 @@ def test_a_row_that_ran_and_is_predicted_not_to_fit_is_listed(tmp_path: Path) ->
     table["rows"][1]["measured"] = {"fits_in_memory": False}
     path.write_text(json.dumps(table))
     assert "not fitting" not in invoked(main, str(path)).output
+
+
+def test_files_that_a_table_names_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From whatever folder the command is called."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 128}
+    (folder / "own.json").write_text(json.dumps(config))
+    (folder / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,32,4\n0,16,4\n")
+    training = {"seq_len": 128, "global_batch_size": 1}
+    row = {"id": "a", "measured": {"step_time_s": 1.0}, "scenario": {"model": "own.json", "training": training}}
+    served = {"requests": {"trace": "requests.csv"}}
+    asked = {
+        "id": "b",
+        "measured": {"output_tokens_per_s": 1.0},
+        "scenario": {"model": "own.json", "inference": served},
+    }
+    for one in (row, asked):
+        one["scenario"] |= {"cluster": "dgx-h100"}  # type: ignore[operator]
+    steps, requests = table_file(folder, [row], "training_step"), folder / "served.json"
+    requests.write_text(json.dumps(json.loads(steps.read_text()) | {"kind": "inference", "rows": [asked]}))
+    for here in (folder, tmp_path):
+        monkeypatch.chdir(here)
+        for found in validate_tables([read_table(path) for path in (steps, requests)], jobs=1):
+            assert [o.reason for o in found.outcomes] == [""]
+            assert len(found.errors) == 1
