@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sim.commands.command import Command, run_command
+from sim.commands.command import Command, interrupted_code, run_command
 from sim.commands.files_named import OUTPUT, check_output
 from sim.core.errors import InputError
 from sim.core.units import counted
@@ -60,7 +60,7 @@ def main(out: Path, device: str, quick: bool, only: tuple[str, ...], cpu_seconds
         return 1
     except KeyboardInterrupt:
         print(f"interrupted; the same command resumes from {out}.partial", file=sys.stderr)
-        return 130
+        return interrupted_code()
     return 0
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from calibrate.serving.endpoint import endpoint_at
 from calibrate.serving.host_fit import Values, deviation, every_second, solve, spread_words, tried
 from calibrate.serving.loads import QUANTITIES, Measured, loads, measure
-from sim.commands.command import Command
+from sim.commands.command import Command, interrupted_code
 from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
@@ -115,7 +115,7 @@ def main(
             print("nothing is fitted or written: a fit needs all loads", file=sys.stderr)
     else:
         _fit_and_write(served, profile, rows, f"{endpoint.url}, model {endpoint.model}", out)
-    return 0 if whole else 130
+    return 0 if whole else interrupted_code()
 
 
 def _judge(scenario: Scenario, profile: Profile, rows: Sequence[Measured]) -> None:

@@ -53,10 +53,9 @@ def bad_input_exits() -> Iterator[None]:
         print(f"error: this needs {error.name}: pip install 'stepsim[{EXTRAS[error.name]}]'", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        if _asked_to_end:
-            raise SystemExit(128 + signal.SIGTERM) from None
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        if not _asked_to_end:
+            print("interrupted", file=sys.stderr)
+        raise SystemExit(interrupted_code()) from None
 
 
 def wrong_preset_exits(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -159,6 +158,11 @@ class _Ended(KeyboardInterrupt):
 
 
 _asked_to_end = list[bool]()  # holds something once SIGTERM has come
+
+
+def interrupted_code() -> int:
+    """Return the exit code of a command that Ctrl-C or SIGTERM ended."""
+    return 128 + (signal.SIGTERM if _asked_to_end else signal.SIGINT)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 PEAK_UNCERTAINTY = 0.03  # of allocated bytes: rounding, small tensors and temporaries left out
 RESERVED_UNCERTAINTY = 0.07  # fragmentation besides, which depends on the order of sizes and streams
 SURE = 0.95  # odds from which a step is said to fit without a word more
+EVEN = 0.5  # of a prediction at its limit
 
 State = Literal["fits", "tight", "does not fit"]
 
@@ -25,14 +26,21 @@ class Fit(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Tell whether the prediction itself is within the limit."""
+        """Tell whether it is not said that it does not fit."""
         return self.state != "does not fit"
 
+    @property
+    def likely(self) -> bool:
+        """Tell whether the prediction itself is within the limit: what is proposed is."""
+        return self.odds >= EVEN
 
-def judge(reserved_bytes: float, limit_bytes: float, uncertainty: float = RESERVED_UNCERTAINTY) -> Fit:
+
+def judge(
+    reserved_bytes: float, limit_bytes: float, uncertainty: float = RESERVED_UNCERTAINTY, least_odds: float = EVEN
+) -> Fit:
     """Judge bytes against a limit; `uncertainty`: of the bytes, 0 where they are exact.
 
-    What is above the limit does not fit; below it the odds decide between `fits` and `tight`.
+    What has odds below `least_odds` does not fit; above, they decide between `fits` and `tight`.
 
     >>> [judge(size, 80.0).state for size in (60.0, 78.0, 81.0)]
     ['fits', 'tight', 'does not fit']
@@ -43,4 +51,4 @@ def judge(reserved_bytes: float, limit_bytes: float, uncertainty: float = RESERV
     if not uncertainty or reserved_bytes <= 0.0:
         return Fit("fits", 1.0) if within else Fit("does not fit", 0.0)
     odds = 0.5 * math.erfc(-math.log(limit_bytes / reserved_bytes) / (uncertainty * math.sqrt(2.0)))
-    return Fit("does not fit" if not within else "fits" if odds >= SURE else "tight", odds)
+    return Fit("does not fit" if odds < least_odds else "fits" if odds >= SURE else "tight", odds)

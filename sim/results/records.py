@@ -14,7 +14,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from sim.inputs.scenario import Scenario
-from sim.results.fit import RESERVED_UNCERTAINTY, Fit, judge
+from sim.results.fit import EVEN, RESERVED_UNCERTAINTY, Fit, judge
 
 PLAIN = frozenset({float, int, str, bool, type(None)})  # most values are of these
 
@@ -71,7 +71,7 @@ class MemoryRow(Record, frozen=True, kw_only=True):
 
     `reserved`: what the allocator holds for it, while serving what the engine holds from its start, the whole cache
     included; `limit`: what that may be to fit; `beside`: what CUDA and NCCL take of the GPU's nominal memory;
-    `uncertainty`: of `reserved`, 0 where an engine takes what it finds.
+    `uncertainty`: of `reserved`, 0 where an engine takes what it finds; `least_odds`: see `sim.results.fit`.
     """
 
     ranks: str
@@ -88,12 +88,13 @@ class MemoryRow(Record, frozen=True, kw_only=True):
     limit: float
     beside: float
     uncertainty: float = RESERVED_UNCERTAINTY
+    least_odds: float = EVEN
     teacher: float | None = None  # of `parameters`, where a teacher is on the same rank
 
     @property
     def fit(self) -> Fit:
         """The verdict on these ranks' memory."""
-        return judge(self.reserved, self.limit, self.uncertainty)
+        return judge(self.reserved, self.limit, self.uncertainty, self.least_odds)
 
     @property
     def lasting(self) -> float:

@@ -145,7 +145,7 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     def fit(self) -> Fit:
         """Whether the memory of every rank suffices: the verdict on the one that is nearest to its limit."""
         pairs = zip(self.reserved, self.memory_limits, strict=True)
-        return min((judge(size, may.limit) for size, may in pairs), key=lambda fit: fit.odds)
+        return min((judge(size, may.limit, least_odds=may.least_odds) for size, may in pairs), key=lambda fit: fit.odds)
 
     @property
     def fits_in_memory(self) -> bool:

@@ -198,7 +198,7 @@ def _warnings(pools: tuple[PoolUse, ...]) -> list[str]:
     out = []
     for pool in pools:
         reserved, limit = pool.peak_reserved_bytes, pool.memory_limit_bytes
-        if reserved > limit:  # a cache that is too small the engine's own warnings tell
+        if not pool.fit.fits:  # a cache that is too small the engine's own warnings tell
             turn = max(pool.peak_by_turn, key=lambda name: pool.peak_by_turn[name])
             said = f"{reserved / 2**30:.1f} GiB reserved of {limit / 2**30:.1f} GiB"
             out.append(f"does not fit in memory: the {pool.name} GPUs need most during {turn}, {said}")

@@ -74,7 +74,7 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
             count += 1
             gain_s = simulation.step_time_s - other.step_time_s
             helps = not fits or gain_s > LEAST_GAIN * simulation.step_time_s
-            if helps and other.fits_in_memory:
+            if helps and other.fit.likely:
                 gain, memory = gain_s / simulation.step_time_s, (other.peak_memory_bytes, other.reserved_bytes)
                 found.append(Tried(part, changes, other.step_time_s, gain_s, gain, *memory, other.fit.odds))
     return sorted(found, key=lambda t: -t.gain_s)

@@ -13,15 +13,18 @@ pytestmark = pytest.mark.slow
 
 DROPPED = """
 import os, signal, time
-from sim.commands import command
-command._end_when_asked().__enter__()
+import click
+from sim.commands.command import Command, run_command
 class Dropped:
     def __del__(self):  # what is raised here Python drops
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
-d = Dropped()
-del d
-time.sleep(60)
+@click.command(cls=Command)
+def main():
+    d = Dropped()
+    del d
+    time.sleep(60)
+run_command(main)
 """
 INTERRUPTED = """
 import os, signal, time
