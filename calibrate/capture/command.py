@@ -172,7 +172,8 @@ def _capture_table(table: Path, out: Path) -> int:
                 raise InputError(row.unreadable)
             data = {**row.data, "scenario": dict(row.scenario)}
             config, options = options_of_row(data, where)
-            config = str(file_named(config, Source(where, {}, folder=row.folder), "config.json") or config)
+            if isinstance(config, str):
+                config = str(file_named(config, Source(where, {}, folder=row.folder), "config.json") or config)
             _capture(huggingface_maker(config, options), where, out / f"{row.id}.json.gz")
         except InputError as error:
             missing += 1
