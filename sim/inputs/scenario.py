@@ -41,9 +41,8 @@ from sim.inputs.rare_sections import (
     with_engine_split,
     with_rl_engine,
 )
-from sim.inputs.rules.layout import empty_stages
 from sim.inputs.rules.ranks import check_rules, check_size
-from sim.inputs.sections import Sections, sizes_of
+from sim.inputs.sections import Sections
 from sim.inputs.shipped import scenario_file
 from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
@@ -253,10 +252,7 @@ def resolve(source: Source, name: str) -> Scenario:
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)
     sections, rl, written = _read_sections(data, source)
-    check_rules(sections, source)
-    evenly = "layers_per_stage" not in written.parallelism.model_fields_set
-    if evenly and (problem := empty_stages(sizes_of(sections))) is not None:
-        raise source.error(*problem)
+    check_rules(sections, source, evenly="layers_per_stage" not in written.parallelism.model_fields_set)
     rl, rl_notes = (None, ()) if rl is None else with_rl_engine(rl, sections, source)
     calibration, unknown = resolve_calibration(data, sections.cluster, source)
     calibrations, more_unknown = resolve_calibrations(data, sections.cluster, source)

@@ -59,8 +59,9 @@ def make_space(
     given = validate(Parallelism, section, source, ("parallelism",))
     _check_written(source, given)
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED, *KEPT)}
-    # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it.
-    neutral = {**data, "parallelism": {**kept, "pp": gpus}}
+    # The written layout need not match the searched GPUs, so one pipeline of all ranks replaces it. It is not run, so
+    # it does not matter that most of its stages hold nothing, which trainers may refuse of layers dealt out evenly.
+    neutral = {**data, "parallelism": {**kept, "pp": gpus, "layers_per_stage": "balanced"}}
     model = data.get("model")
     captured = isinstance(model, dict) and model.get("program") is not None
     if isinstance(data.get("training"), dict) and not captured:

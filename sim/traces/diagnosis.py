@@ -27,12 +27,11 @@ from sim.results.records import Record
 from sim.traces.changes import Change
 from sim.traces.recording import Recording
 from sim.traces.replay import Replay, rank_times, replay
+from sim.traces.uneven_data import SHOWS, Key, UnevenData, kernels_of, uneven_data
 
 TRIED = 8  # the slowest ranks, and groups, whose repair is simulated
 OPERATORS = 12  # slow operators listed for a rank
-SHOWS = 0.002  # part of the step; a smaller gain is noise
 HOST_SHOWS = 0.02  # part of the step; healthy hosts differ more than healthy kernels
-Key = tuple[int, str]  # rank and kernel
 
 
 class SlowOperator(Record, frozen=True):
@@ -60,17 +59,6 @@ class SlowRank(Record, frozen=True):
     gain_s: float
     waited_for_s: float  # sum over all other ranks, in the recording
     operators: tuple[SlowOperator, ...]
-
-
-class UnevenData(Record, frozen=True):
-    """Hold a rank whose kernels take longer than its peers' because their inputs are larger."""
-
-    rank: int
-    inputs: float  # elements of these kernels' inputs ÷ those of peers
-    compute_s: float
-    peers_s: float
-    even_step_s: float
-    gain_s: float
 
 
 class SlowGroup(Record, frozen=True):
@@ -125,7 +113,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     waits = _waits(as_it_was)
     ranks = _slow_ranks(as_it_was, waits)
     groups = _slow_groups(as_it_was)
-    step_s, uneven = recording.step_ns * 1e-9, _uneven_data(as_it_was)
+    step_s, uneven = recording.step_ns * 1e-9, uneven_data(as_it_was)
     return Diagnosis(step_s, as_it_was.step_time_s, ranks, groups, uneven, waits, _busy_hosts(as_it_was))
 
 
@@ -157,50 +145,9 @@ def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, 
     return tuple(sorted(found, key=lambda row: (-row.gain_s, row.rank)))
 
 
-def _uneven_data(as_it_was: Replay) -> tuple[UnevenData, ...]:
-    """Return the ranks that lose time by larger inputs of kernels that all ran as often, the largest gain first."""
-    recording, step_s = as_it_was.recording, as_it_was.step_time_s
-    found = []
-    for rank, larger in _on_larger_inputs(recording).items():
-        compute_s, peers_s = sum(row.seconds for row in larger), sum(row.peers_s for row in larger)
-        if compute_s - peers_s <= SHOWS * step_s:
-            continue
-        scales = {(rank, row.name): row.peers_s / row.seconds for row in larger if row.seconds}
-        even_s = replay(recording, Change(single=scales)).step_time_s
-        ratio = sum(row.elements for row in larger) / max(1.0, sum(row.peers_elements for row in larger))
-        found.append(UnevenData(rank, ratio, compute_s, peers_s, even_s, step_s - even_s))
-    return tuple(sorted(found, key=lambda row: (-row.gain_s, row.rank)))
-
-
-class _Larger(NamedTuple):
-    """A rank's kernels of a name beside the median of ranks that ran it as often, on inputs of fewer elements."""
-
-    name: str
-    seconds: float
-    peers_s: float
-    elements: int
-    peers_elements: float
-
-
-def _on_larger_inputs(recording: Recording) -> dict[int, list[_Larger]]:
-    own, count, elements = _kernels(recording)
-    alike: dict[tuple[str, int], list[Key]] = defaultdict(list)
-    for key in own:
-        alike[key[1], count[key]].append(key)
-    found: dict[int, list[_Larger]] = defaultdict(list)
-    for keys in alike.values():
-        for key in keys if len({elements[k] for k in keys}) > 1 else ():
-            others = [k for k in keys if k is not key]
-            usual = median(elements[k] for k in others)
-            if elements[key] > usual:
-                row = _Larger(key[1], own[key], median(own[k] for k in others), elements[key], usual)
-                found[key[0]].append(row)
-    return found
-
-
 def _compared(recording: Recording) -> tuple[dict[int, list[SlowOperator]], dict[int, list[SlowOperator]]]:
     """Return each rank's kernels beside those of peers that ran them as often, and beside replicas that did not."""
-    own, count, elements = _kernels(recording)
+    own, count, elements = kernels_of(recording)
     uneven = _uneven(recording, own, count)
     compared: dict[int, list[SlowOperator]] = {rank: [] for rank in recording.ranks}
     for (rank, name), seconds in _peers(own, count, elements).items():
@@ -264,19 +211,6 @@ def _replicas(recording: Recording) -> list[list[int]]:
         if rank not in unknown:
             groups[frozenset(found.items())].append(rank)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int], dict[Key, int]]:
-    """Return seconds, number and inputs' elements of each rank's kernels by name (of operators, if a trace has no
-    device)."""
-    seconds: dict[Key, float] = defaultdict(float)
-    count, elements = defaultdict[Key, int](int), defaultdict[Key, int](int)
-    for node in recording.own:
-        if node.compute:
-            seconds[node.rank, node.name] += (node.end_ns - node.start_ns) * 1e-9
-            count[node.rank, node.name] += 1
-            elements[node.rank, node.name] += node.elements
-    return seconds, count, elements
 
 
 def _peers(own: Mapping[Key, float], count: Mapping[Key, int], elements: Mapping[Key, int]) -> dict[Key, float]:

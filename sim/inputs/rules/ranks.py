@@ -15,7 +15,7 @@ from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first
 from sim.inputs.parallelism import MAX_RANKS, Parallelism
 from sim.inputs.program_file import read_program
-from sim.inputs.rules.layout import ALL_RULES, first_problem
+from sim.inputs.rules.layout import ALL_RULES, empty_stages, first_problem
 from sim.inputs.rules.preference import preference_problems
 from sim.inputs.rules.training import training_problems
 from sim.inputs.sections import Sections, sizes_of
@@ -38,9 +38,11 @@ def check_size(p: Parallelism, source: Source) -> None:
         raise source.error(("parallelism",), f"makes {p.stages:,} stages; at most {MAX_STAGES:,} can be simulated")
 
 
-def check_rules(sections: Sections, source: Source) -> None:
-    """Raise InputError for the first rule broken."""
+def check_rules(sections: Sections, source: Source, evenly: bool = False) -> None:
+    """Raise InputError for the first rule broken; `evenly`: layers are dealt out, not listed."""
     raise_first(_problems(sections), source)
+    if evenly and (problem := empty_stages(sizes_of(sections))):
+        raise source.error(*problem)
 
 
 def _problems(sections: Sections) -> Problems:

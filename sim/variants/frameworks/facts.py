@@ -365,8 +365,7 @@ class Framework(Struct, frozen=True):
     communicators: tuple[tuple[str, ...], ...] = ()
     """dimensions of the mesh that have an NCCL communicator; empty: not counted [sim.results.beside_allocator]"""
     fills_stages: bool = False
-    """refuses pipeline stages that hold nothing unless the layers of each are listed [training/arguments.py:
-    validate_args, layers and both ends divisible by the stages; a listed layout may have empty ones]"""
+    """refuses stages that hold nothing unless all are listed [Megatron: training/arguments.py, validate_args]"""
     small_messages: tuple[int, int] = (0, 0)
     """small messages before a stage's output and before its gradient, one after the other, while both hosts wait
     [nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`]"""
