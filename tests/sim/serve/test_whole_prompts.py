@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -121,4 +122,4 @@ def test_throughput_is_continuous_in_the_prompts_length_around_the_limit(engine:
         room = prompt + (16 if ENGINES[engine].prompts_beside else 0) <= 512
         assert raised is not (cuts or room)
     assert max(rates) / min(rates) < 1.35
-    assert all(0.9 < b / a < 1.1 for a, b in zip(rates[2:], rates[3:], strict=False))
+    assert all(0.9 < b / a < 1.1 for a, b in pairwise(rates[2:]))
