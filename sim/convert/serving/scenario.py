@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from sim.convert.scripts.command_line import flags_of, words_of
 from sim.convert.scripts.containers import SHELLS
+from sim.convert.scripts.script_data import Script
 from sim.convert.serving import pools as pools
 from sim.convert.serving.adapters import adapters_of
 from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
@@ -46,20 +47,20 @@ LISTED = (
 )
 
 
-def is_serving(text: str) -> bool:
+def is_serving(script: Script) -> bool:
     """Tell whether a script starts a serving engine or measures one."""
-    words, names = " ".join(text.split()), names_of_flags()
+    words, names = script.started, names_of_flags()
     return any(start in words for one in (*names.servers.values(), *names.benchmarks.values()) for start in one.starts)
 
 
-def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
+def convert_serving(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario that the server's and the benchmark's flags describe.
 
     Raises:
         InputError: without a server's command or a model, or for a value that a flag cannot have.
     """
-    words = words_of(file, text, ends=True)
-    servers = _servers(file, text, words)
+    words = words_of(script)
+    servers = _servers(file, script, words)
     product, s, with_roles = _main(file, servers)
     model = _model(s, machine)
     for _, one in servers:  # all serve one checkpoint
@@ -157,7 +158,7 @@ def _with_requests(
     return requests, left | {*b.left()}
 
 
-def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Settings]]:
+def _servers(file: Path, script: Script, words: list[str]) -> list[tuple[str, Settings]]:
     """Whose each server is, and its settings; one for all nodes of a server.
 
     Raises:
@@ -177,15 +178,15 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
         raise InputError(f"{file}: starts no server that is known: {known}")
     found[0][1].values = {**_own_server(words), **found[0][1].values}
     for name, s in found:
-        options = options_of(s, text)
+        options = options_of(s, script)
         if name == TENSORRT_LLM:
             s.values = {**s.values, **of_tensorrt_llm(options, s)}
         else:
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
-            s.values = {**values, **by_environment(s, text, name), **s.values}
-    pools.name_roles([s for _, s in found], words, text)
+            s.values = {**values, **by_environment(s, script, name), **s.values}
+    pools.name_roles([s for _, s in found], words, script)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 

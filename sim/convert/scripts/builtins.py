@@ -1,0 +1,517 @@
+"""Commands that a shell runs itself (bash's manual, "Shell Builtin Commands"), and those that it starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sim.convert.scripts import lexer
+from sim.convert.scripts.shell import Shell, Status
+from sim.convert.scripts.sourced import OF_ENVIRONMENT, found_script
+from sim.convert.scripts.state import Break, Continue, Exit, Return, Variable, as_items
+from sim.convert.scripts.unknown import LOOSE, QUOTED, Unknown, held, known
+from sim.convert.scripts.utilities import UTILITIES, formatted
+from sim.core.errors import InputError
+
+SHELLS = ("sh", "bash")
+OF_SHELL = re.compile(r"-[a-z]*c")  # `-c`, `-lc`: the next word is a script
+STARTERS = ("srun", "sbatch", "mpirun", "mpiexec", "nohup", "env", "sudo", "timeout", "salloc", *SHELLS)
+QUOTED_COMMAND = re.compile(r"(?s)^(?![\w.]+\+?=)[^{\[-].*\s--[A-Za-z]")  # a command in one word, for another shell
+QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # a flag and its value in one word
+DECLARING = ("export", "declare", "typeset", "local", "readonly")
+NOTHING = (
+    *(":", "cd", "pushd", "popd", "wait", "ulimit", "umask", "hash", "alias", "unalias", "jobs", "disown", "enable"),
+    *("history", "bind", "complete", "dirs", "fg", "bg", "times", "shopt", "logout", "suspend", "true"),
+)
+MAX_BYTES = 2**20
+
+
+def run_words(shell: Shell, assigned: list[str], words: list[str]) -> Status:
+    """A simple command as it is written: the assignments before it, and its words."""
+    if words and words[0] in DECLARING:
+        for word in assigned:
+            shell.assignment(word)
+        return declare(shell, words[0], words[1:])
+    shell.state.status = 0
+    fields = [field for word in words for field in shell.globbed(word)]
+    written = tuple(map(held, fields))
+    fields, loose = without_unset(shell, fields)
+    if not fields:
+        for word in assigned:
+            shell.assignment(word)
+        return shell.state.status
+    if fields[0] == "time":
+        fields = [field for field in fields[1:] if field != "-p"]
+    if not assigned:
+        return run_fields(shell, fields, loose, written)
+    shell.state.frames.append({})
+    for word in assigned:
+        found = lexer.ASSIGNMENT.match(word)
+        assert found is not None
+        hide(shell, found[1])
+        shell.assignment(word)
+        name = shell.resolve(found[1])
+        if name in shell.state.variables:
+            shell.state.variables[name] = replace(shell.state.variables[name], exported=True)
+    try:
+        return run_fields(shell, fields, loose, written)
+    finally:
+        for name, variable in shell.state.frames.pop().items():
+            shell.state.put(name, variable)
+
+
+def hide(shell: Shell, name: str) -> None:
+    """Remember a variable, to be put back where the function ends."""
+    shell.state.frames[-1].setdefault(name, shell.state.variables.get(name))
+
+
+def without_unset(shell: Shell, fields: list[str]) -> tuple[list[str], tuple[Unknown, ...]]:
+    """The words without those that are variables which nobody sets, and those that may be any options: words whose
+    value is not known and which are no flag's value."""
+    left: list[str] = []
+    loose: list[Unknown] = []
+    for field in fields:
+        if len(field) == 1 and LOOSE <= ord(field) < QUOTED:
+            unknown = shell.unknowns.of(field)[0]
+            of_flag = bool(left) and left[-1].startswith("-") and "=" not in left[-1]
+            if not of_flag and unknown.unset:
+                continue
+            loose += [] if of_flag else [unknown]
+        left.append(held(field))
+    return left, tuple(loose)
+
+
+def run_fields(
+    shell: Shell, fields: list[str], loose: tuple[Unknown, ...] = (), written: tuple[str, ...] = ()
+) -> Status:
+    """A command by its words: a function, a builtin, or a program, whose words (`written`) keep unset variables."""
+    if not fields:
+        return 0
+    name, words = fields[0], fields[1:]
+    if not known(name) and shell.evaluated and not shell.unknowns.of(name)[0].unset:
+        shell.havoc("`eval` of a text that is not known")
+    if name in shell.state.functions:
+        return shell.call(name, words)
+    if name in BUILTINS:
+        return BUILTINS[name](shell, words)
+    if name in NOTHING:
+        if name == "shopt" and "lastpipe" in words and "-s" in words:
+            raise InputError(f":{shell.line}: shopt -s lastpipe: is not read")
+        return 0
+    if name in UTILITIES and (output := UTILITIES[name](words, shell.take_input())) is not None:
+        if name in ("echo", "printf"):
+            shell.show(fields)
+        shell.write(output)
+        return 0
+    return start(shell, list(written) or fields, loose)
+
+
+def start(shell: Shell, fields: list[str], loose: tuple[Unknown, ...]) -> Status:
+    """A program; what it starts in turn by a shell's text, or a script that is beside this one, is followed."""
+    for at, word in enumerate(fields):
+        inner = _script_of_shell(fields, at)
+        file = None
+        if inner is None and word.endswith((".sh", ".slurm", ".sbatch", ".bash")) and _starts(fields[:at]):
+            file = found_script(shell.folder, word)
+        if inner is not None or file is not None:
+            child = shell.child(fields[at + 1 :] if inner is None else inner[1])
+            before = len(shell.shared.commands)
+            try:
+                if inner is not None:
+                    child.run_text(inner[0], shell.source.file, shell.line)
+                elif file is not None:
+                    text = shell.shared.read(file, fields[:at])
+                    child.folder = file.parent
+                    child.run_text(text, str(shell.folder / file.name))
+            except Exit:
+                pass
+            shell.state.files = child.state.files
+            prefix = tuple(map(shell.unknowns.shown, fields[: at if inner is None else inner[2]]))
+            commands = shell.shared.commands
+            commands[before:] = [replace(one, words=prefix + one.words) for one in commands[before:]]
+            return None
+    for at, word in enumerate(fields[1:], 1):
+        if QUOTED_FLAG.match(word):
+            fields = [*fields[:at], *word.split(maxsplit=1), *fields[at + 1 :]]
+            return start(shell, fields, loose)
+    shell.emit(fields, loose)
+    if fields[0] in ("sed", "mv", "cp", "jq", "envsubst", "python", "python3") and len(fields) > 1:
+        for word in fields[1:]:
+            name = Path(word).name
+            if name in shell.state.files and (fields[0] in ("mv", "cp") or "-i" in " ".join(fields)):
+                shell.state.files[name] = shell.unknown(name, f"{fields[0]} changes it")
+    if shell.out is not None:
+        shell.write(shell.unknown(f"$({' '.join(map(shell.unknowns.shown, fields))})", "the output of a command"))
+    return None
+
+
+def _script_of_shell(fields: list[str], at: int) -> tuple[str, list[str], int] | None:
+    """The text that `bash -c TEXT ARGUMENTS` or a command in one word runs, its arguments, and where it begins."""
+    if fields[at].rpartition("/")[2] in SHELLS:
+        for n, word in enumerate(fields[at + 1 :], at + 1):
+            if OF_SHELL.fullmatch(word) and n + 1 < len(fields):
+                return fields[n + 1], fields[n + 3 :], at
+            if not word.startswith(("-", "+")):
+                break
+    if at and QUOTED_COMMAND.match(fields[at]) and not fields[at - 1].startswith("--"):
+        return fields[at], [], at
+    return None
+
+
+def _starts(before: list[str]) -> bool:
+    return not before or before[0].rpartition("/")[2] in STARTERS
+
+
+def declare(shell: Shell, name: str, words: list[str]) -> Status:
+    """`export`, `declare`, `local`, `readonly`."""
+    flags, plus = "", False
+    rest: list[str] = []
+    for word in words:
+        if re.fullmatch(r"[-+][A-Za-z]+", word) and not rest:
+            flags, plus = flags + word[1:], plus or word[0] == "+"
+        elif lexer.ASSIGNMENT.match(word):
+            rest.append(word)
+        else:
+            rest += [f"{field}" for field in shell.fields(word)]
+    if set(flags) & {"p", "f", "F"}:
+        shell.write(shell.unknown(f"$({name} {' '.join(words)})", "the output of a command"))
+        return 0
+    is_local = shell.state.frames and "g" not in flags and name in ("local", "declare", "typeset")
+    for word in rest:
+        found = lexer.ASSIGNMENT.match(word)
+        target = found[1] if found else word
+        if not known(target) or not lexer.NAME.fullmatch(target):
+            shell.havoc(f"`{name}` of a name that is not known")
+            continue
+        before = shell.state.variables.get(target)
+        if is_local:
+            hide(shell, target)
+            own = Variable(exported=bool(before and before.exported)) if target not in shell.shared.given else before
+        else:
+            target = shell.resolve(target)
+            own = before
+        own = own or Variable(value=None)
+        if {"l", "u", "c"} & {*flags}:
+            raise InputError(f":{shell.line}: {name} -{flags}: is not read")
+        own = replace(own, integer=own.integer or "i" in flags, keyed=own.keyed or "A" in flags)
+        if ("a" in flags or "A" in flags) and own.items is None and own.value is None:
+            own = replace(own, items={})
+        if before is None and not found and name == "export" and not is_local:
+            continue  # of the environment
+        shell.state.variables[target] = replace(own, readonly=False) if not before else own
+        if "n" in flags and found:
+            shell.state.variables[target] = replace(own, refers=shell.text(word[found.end() :]))
+            continue
+        if found:
+            _assigned(shell, word, keyed="A" in flags)
+        target = shell.resolve(target)
+        own = shell.state.variables.get(target) or Variable()
+        exported = not plus and (own.exported or name == "export" or "x" in flags)
+        if "n" in flags and name == "export":
+            exported = False
+        readonly = own.readonly or name == "readonly" or "r" in flags
+        shell.state.variables[target] = replace(own, exported=exported, readonly=readonly)
+    return 0
+
+
+def _assigned(shell: Shell, word: str, keyed: bool) -> None:
+    if any(not known(part) for part in word):  # of an expansion, which is not expanded again
+        found = lexer.ASSIGNMENT.match(word)
+        assert found is not None
+        shell.set(found[1], found[2], word[found.end() :], bool(found[3]))
+    else:
+        shell.assignment(word, keyed)
+
+
+def unset(shell: Shell, words: list[str]) -> Status:
+    of_functions = "-f" in words
+    for word in words:
+        if word.startswith("-"):
+            continue
+        if not known(word):
+            shell.havoc("`unset` of a name that is not known")
+            continue
+        found = re.fullmatch(r"(\w+)\[(.*)\]", word)
+        name = shell.resolve(found[1] if found else word)
+        own = shell.state.variables.get(name)
+        if of_functions or (own is None and name in shell.state.functions):
+            shell.state.functions.pop(name, None)
+        elif name in shell.shared.given:
+            continue
+        elif found is None:
+            shell.state.variables[name] = Variable()
+        elif own is not None:
+            key = found[2] if own.keyed else shell.key(own, found[2])
+            every = {} if found[2] in ("@", "*") else {k: v for k, v in as_items(own).items() if k != key}
+            shell.state.variables[name] = own.with_items(every)
+    return 0
+
+
+def evaluate(shell: Shell, words: list[str]) -> Status:
+    text = " ".join(words)
+    shown = shell.unknowns.shown(text)
+    if not known(text) and OF_ENVIRONMENT.search(shown):
+        return None
+    shell.evaluated += 1
+    try:
+        return shell.run_text(text, shell.source.file, shell.line)
+    finally:
+        shell.evaluated -= 1
+
+
+def source(shell: Shell, words: list[str]) -> Status:
+    """`source FILE ARGUMENTS`: the file beside the script, whatever is said of its folder."""
+    shown = shell.unknowns.shown(words[0]) if words else ""
+    file = found_script(shell.folder, words[0]) if words else None
+    if file is None:
+        if not OF_ENVIRONMENT.search(shown):
+            shell.shared.absent.append(shown)
+            shell.havoc(f"{shown}, which the script reads, is not beside it and may set it")
+        return None
+    if shell.depth > 20:
+        raise InputError(f":{shell.line}: reads {shown}, which reads itself or more than 20 files")
+    outer = shell.state.arguments
+    shell.state.arguments = words[1:] if words[1:] else outer
+    try:
+        return shell.run_text(shell.shared.read(file, None), str(shell.folder / file.name))
+    except Return as signal:
+        return signal.status
+    finally:
+        shell.state.arguments = outer if words[1:] else shell.state.arguments
+
+
+def positional(shell: Shell, words: list[str]) -> Status:
+    """`set`."""
+    at = 0
+    while at < len(words) and re.match(r"[-+][A-Za-z]", words[at]):
+        on, letters = words[at][0] == "-", words[at][1:]
+        if letters.endswith("o") and at + 1 < len(words):
+            at += 1
+            letters += {"errexit": "e", "allexport": "a", "noglob": "f"}.get(words[at], "")
+        shell.state.fails = on if "e" in letters else shell.state.fails
+        shell.state.exports = on if "a" in letters else shell.state.exports
+        shell.state.globs = (not on) if "f" in letters else shell.state.globs
+        at += 1
+    if at < len(words):
+        shell.state.arguments = words[at + 1 :] if words[at] in ("--", "-") else words[at:]
+    return 0
+
+
+def shift(shell: Shell, words: list[str]) -> Status:
+    own = shell.state.arguments
+    count = int(words[0]) if words and words[0].isdigit() else 1
+    if own is None or count > len(own):
+        return 1
+    shell.state.arguments = own[count:]
+    return 0
+
+
+def getopts(shell: Shell, words: list[str]) -> Status:
+    """The next option, in OPTARG; OPTIND counts words."""
+    letters, name = words[0], words[1]
+    own = words[2:] or shell.state.arguments or []
+    at, inner = int((shell.elements("OPTIND", None) or ["1"])[0]), shell.state.option_at
+    word = own[at - 1] if at <= len(own) else ""
+    if not inner and (not re.match(r"-.", word) or word == "--"):
+        shell.assign("OPTIND", None, str(at + (word == "--")))
+        shell.assign(name, None, "?")
+        return 1
+    inner = inner or 1
+    letter, rest = word[inner], word[inner + 1 :]
+    place = letters.find(letter)
+    takes = place >= 0 and letters[place + 1 : place + 2] == ":"
+    shell.state.variables.pop("OPTARG", None)
+    if takes:
+        value = rest or (own[at] if at < len(own) else "")
+        shell.assign("OPTARG", None, value)
+        at, inner = at + (1 if rest else 2), 0
+    else:
+        at, inner = (at, inner + 1) if rest else (at + 1, 0)
+    shell.state.option_at = inner
+    shell.assign("OPTIND", None, str(at))
+    shell.assign(name, None, letter if place >= 0 and letter != ":" else "?")
+    return 0
+
+
+def read(shell: Shell, words: list[str]) -> Status:
+    """A line of the input, in variables."""
+    raw, array, end, count, names = False, "", "\n", None, list[str]()
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not names and re.fullmatch(r"-[a-zA-Z]+", word):
+            raw = raw or "r" in word
+            if word[-1] in "adnNptiu":
+                at += 1
+                value = words[at] if at < len(words) else ""
+                array = value if word[-1] == "a" else array
+                end = (value[:1] or "\0") if word[-1] == "d" else end
+                count = int(value) if word[-1] in "nN" and value.isdigit() else count
+        else:
+            names.append(word)
+        at += 1
+    names = names or ([] if array else ["REPLY"])
+    text = shell.take_input()
+    if text is None or any(not known(name) for name in names):
+        for name in names or [array]:
+            shell.set(name, None, shell.unknown(f"${name}", "read from what is not known"), adds=False)
+        return None
+    line, found, rest = text.partition(end)
+    if count is not None and count <= len(line):
+        line, found, rest = text[:count], "x", text[count:]
+    if not known(line):
+        for name in names or [array]:
+            shell.set(name, None, shell.unknown(f"${name}", "read from what is not known", line), adds=False)
+        shell.input = None
+        return None
+    shell.input = [rest]
+    if not raw:
+        line = re.sub(r"\\(.)", r"\1", line.replace("\\\n", ""))
+    if array:
+        pieces = _pieces(line, shell.separators(), -1)
+        shell.state.variables[shell.resolve(array)] = Variable().with_items({str(n): p for n, p in enumerate(pieces)})
+        return int(not found)
+    pieces = _pieces(line, shell.separators(), len(names))
+    for n, name in enumerate(names):
+        shell.set(name, None, pieces[n] if n < len(pieces) else "", adds=False)
+    return int(not found)
+
+
+def _pieces(line: str, blanks: str, most: int) -> list[str]:
+    """The fields of a line, of which the last has all that is left.
+
+    >>> _pieces(" a  b c ", " \\t", 2), _pieces("1,2,,3", ",", -1)
+    (['a', 'b c'], ['1', '2', '', '3'])
+    """
+    white = "".join(blank for blank in blanks if blank in " \t\n")
+    hard = "".join(blank for blank in blanks if blank not in " \t\n")
+    line = line.strip(white) if white else line
+    if not blanks or most == 1 or not line:
+        return [line] if line else []
+    space = f"[{re.escape(white)}]" if white else "(?!)"
+    sign = f"{space}*[{re.escape(hard)}]{space}*|{space}+" if hard else f"{space}+"
+    pieces = re.split(sign, line, maxsplit=max(0, most - 1))
+    return pieces[:-1] if most < 0 and pieces[-1] == "" else pieces
+
+
+def mapfile(shell: Shell, words: list[str]) -> Status:
+    name = words[-1] if words and not words[-1].startswith("-") else "MAPFILE"
+    text = shell.take_input()
+    if text is None or not known(text):
+        shell.state.variables[name] = Variable(shell.unknown(f"${name}", "read from what is not known", text or ""))
+        return None
+    lines = text.splitlines(keepends=not any(word.startswith("-") and "t" in word for word in words[:-1]))
+    shell.state.variables[name] = Variable().with_items(dict(zip(map(str, range(len(lines))), lines, strict=True)))
+    return 0
+
+
+def let(shell: Shell, words: list[str]) -> Status:
+    status: Status = 1
+    for word in words:
+        status = shell.sum_status(word)
+    return status
+
+
+def trap(shell: Shell, words: list[str]) -> Status:
+    words = [word for word in words if word != "--"]
+    for signal in words[1:]:
+        if signal in ("DEBUG", "ERR", "RETURN") and words[0] not in ("", "-"):
+            if "=" in words[0] or not known(words[0]):
+                raise InputError(f":{shell.line}: trap … {signal}: is not read")
+        elif signal in ("EXIT", "0"):
+            shell.state.traps["EXIT"] = "" if words[0] == "-" else words[0]
+    return 0
+
+
+def printf(shell: Shell, words: list[str]) -> Status:
+    target = ""
+    if words[:1] == ["-v"]:
+        target, words = words[1], words[2:]
+    text = formatted(words[1:] if words[:1] == ["--"] else words)
+    text = (
+        shell.unknown(f"$(printf {' '.join(map(shell.unknowns.shown, words))})", "a text", *words)
+        if text is None
+        else text
+    )
+    if target:
+        plain, _, index = target.partition("[")
+        shell.set(plain, index.rstrip("]") or None, text, adds=False)
+    else:
+        shell.show(["printf", *words])
+        shell.write(text)
+    return 0
+
+
+def execute(shell: Shell, words: list[str]) -> Status:
+    if words:
+        run_fields(shell, [word for word in words if word != "-a"])
+        raise Exit
+    return 0
+
+
+def _status(words: list[str], shell: Shell) -> Status:
+    return int(words[0]) % 256 if words and words[0].isdigit() else shell.state.status if not words else None
+
+
+def leave(shell: Shell, words: list[str]) -> Status:
+    shell.state.status = _status(words, shell)
+    raise Exit
+
+
+def come_back(shell: Shell, words: list[str]) -> Status:
+    raise Return(_status(words, shell))
+
+
+def end_loop(signal: type[Break] | type[Continue]) -> Callable[[Shell, list[str]], Status]:
+    def run(shell: Shell, words: list[str]) -> Status:
+        raise signal(int(words[0]) if words and words[0].isdigit() else 1)
+
+    return run
+
+
+def test(shell: Shell, words: list[str]) -> Status:
+    verdict = shell.tests.holds(words)
+    return None if verdict is None else int(not verdict)
+
+
+def command(shell: Shell, words: list[str]) -> Status:
+    """`command NAME`, without functions; `command -v NAME` asks for it."""
+    if words and words[0] in ("-v", "-V"):
+        shell.write(shell.unknown(f"$(command {' '.join(words)})", "the output of a command"))
+        return 0 if words[1:2] and words[1] in (*shell.state.functions, *BUILTINS) else None
+    functions, shell.state.functions = shell.state.functions, {}
+    try:
+        return run_fields(shell, [word for word in words if word != "-p"])
+    finally:
+        shell.state.functions = functions
+
+
+BUILTINS: Mapping[str, Callable[[Shell, list[str]], Status]] = {
+    "unset": unset,
+    "eval": evaluate,
+    "source": source,
+    ".": source,
+    "set": positional,
+    "shift": shift,
+    "getopts": getopts,
+    "read": read,
+    "mapfile": mapfile,
+    "readarray": mapfile,
+    "let": let,
+    "trap": trap,
+    "printf": printf,
+    "exec": execute,
+    "exit": leave,
+    "return": come_back,
+    "break": end_loop(Break),
+    "continue": end_loop(Continue),
+    "test": test,
+    "[": lambda shell, words: test(shell, words[:-1]),
+    "command": command,
+    "builtin": command,
+    "false": lambda shell, words: 1,
+    **{name: (lambda shell, words, name=name: declare(shell, name, words)) for name in DECLARING},  # type: ignore[misc]
+}

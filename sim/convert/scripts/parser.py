@@ -1,0 +1,96 @@
+"""The syntax tree of a shell's text, by tree-sitter's grammar of bash; here-documents stand in it as here-strings."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+HEREDOC = re.compile(r"@heredoc-(\d+)@")
+LAST_CLAUSE = re.compile(rb";;?&(?=\s*esac\b)")  # which the grammar does not know at the end of a `case`
+MAX_BYTES = 2**20
+
+
+class Heredoc(Struct, frozen=True):
+    """A here-document's text; `plain`: nothing is expanded in it."""
+
+    text: str
+    plain: bool
+
+
+class Source:
+    """A text with its tree. `first_line`: of the file in which the text stands."""
+
+    def __init__(self, file: str, text: str, first_line: int, heredocs: list[Heredoc]) -> None:
+        self.file, self.first_line, self.heredocs = file, first_line, heredocs
+        data = LAST_CLAUSE.sub(b";;", text.encode())
+        if len(data) > MAX_BYTES:
+            raise InputError(f"{file}:{first_line}: is longer than {MAX_BYTES:,} bytes")
+        tree = _parser().parse(data).root_node
+        if "<<" in text:
+            data = self._with_strings(data, tree)
+            tree = _parser().parse(data).root_node
+        self.data, self.root = data, tree
+        if tree.has_error:
+            where = _first_error(tree)
+            line = self.text_of(where).strip().partition("\n")[0][:40]
+            raise InputError(f"{file}:{self.line_of(where)}: cannot be read as bash, near '{line}'")
+
+    def text_of(self, node: Node) -> str:
+        return self.data[node.start_byte : node.end_byte].decode()
+
+    def between(self, start: int, end: int) -> str:
+        return self.data[start:end].decode()
+
+    def line_of(self, node: Node) -> int:
+        return self.first_line + int(node.start_point[0])
+
+    def _with_strings(self, data: bytes, tree: Node) -> bytes:
+        """The text with `<<<` and a name in place of each `<<`, and as many empty lines in place of what follows it."""
+        edits: list[tuple[int, int, bytes]] = []
+        nodes = [tree]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children
+            if node.type != "heredoc_redirect":
+                continue
+            by_type = {child.type: child for child in node.children}
+            start, body, end = (by_type.get(f"heredoc_{part}") for part in ("start", "body", "end"))
+            sign = by_type.get("<<") or by_type.get("<<-")
+            if start is None or end is None or sign is None:
+                continue
+            first = body.start_byte if body is not None else end.start_byte
+            text = data[first : end.start_byte].decode()
+            if sign.type == "<<-":
+                text = re.sub(r"(?m)^\t+", "", text)
+            quoted = re.search(r"[\"'\\]", data[start.start_byte : start.end_byte].decode()) is not None
+            edits.append((sign.start_byte, start.end_byte, f"<<<@heredoc-{len(self.heredocs)}@".encode()))
+            line = data.index(b"\n", start.end_byte) + 1
+            edits.append((min(line, first), end.end_byte, b"\n" * data.count(b"\n", min(line, first), end.end_byte)))
+            self.heredocs.append(Heredoc(text, quoted))
+        for first, last, new in sorted(edits, reverse=True):
+            data = data[:first] + new + data[last:]
+        return data
+
+
+@cache
+def _parser() -> Parser:
+    import tree_sitter
+    import tree_sitter_bash
+
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+def _first_error(node: Node) -> Node:
+    while True:
+        inner = next((child for child in node.children if child.has_error or child.is_missing), None)
+        if inner is None or node.type == "ERROR":
+            return node
+        node = inner
