@@ -131,13 +131,12 @@ def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.trainer_arguments.launched import is_launched, runs_recipe
     from sim.convert.trainer_arguments.swift import is_swift
 
     is_data = file.suffix in DATA and not asked.starts
     if not is_data and is_swift(asked.script):
         return _read(file, text, asked, lambda read: _swift(file, read, asked))
-    if is_data or not (is_launched(asked.script) or runs_recipe(file, asked.script)):
+    if is_data:
         return _of_data(file, text, asked)
     return _read(file, text, asked, lambda read: _launched(file, read, asked))
 

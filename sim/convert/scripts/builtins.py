@@ -118,7 +118,8 @@ def start(shell: Shell, fields: list[str], loose: tuple[Unknown, ...]) -> Status
             file = found_script(shell.folder, word)
         if inner is not None or file is not None:
             child = shell.child(fields[at + 1 :] if inner is None else inner[1])
-            before = len(shell.shared.commands)
+            if at:
+                shell.emit(fields[: at + 1 if inner is None else inner[2]], loose)
             try:
                 if inner is not None:
                     child.run_text(inner[0], shell.source.file, shell.line)
@@ -129,9 +130,6 @@ def start(shell: Shell, fields: list[str], loose: tuple[Unknown, ...]) -> Status
             except Exit:
                 pass
             shell.state.files = child.state.files
-            prefix = tuple(map(shell.unknowns.shown, fields[: at if inner is None else inner[2]]))
-            commands = shell.shared.commands
-            commands[before:] = [replace(one, words=prefix + one.words) for one in commands[before:]]
             return None
     for at, word in enumerate(fields[1:], 1):
         if QUOTED_FLAG.match(word):
@@ -153,7 +151,7 @@ def _script_of_shell(fields: list[str], at: int) -> tuple[str, list[str], int] |
     if fields[at].rpartition("/")[2] in SHELLS:
         for n, word in enumerate(fields[at + 1 :], at + 1):
             if OF_SHELL.fullmatch(word) and n + 1 < len(fields):
-                return fields[n + 1], fields[n + 3 :], at
+                return fields[n + 1], fields[n + 3 :], n + 1
             if not word.startswith(("-", "+")):
                 break
     if at and QUOTED_COMMAND.match(fields[at]) and not fields[at - 1].startswith("--"):
@@ -473,7 +471,7 @@ def end_loop(signal: type[Break] | type[Continue]) -> Callable[[Shell, list[str]
 
 
 def test(shell: Shell, words: list[str]) -> Status:
-    verdict = shell.tests.holds(words)
+    verdict = shell.holds(words)
     return None if verdict is None else int(not verdict)
 
 
@@ -489,6 +487,17 @@ def command(shell: Shell, words: list[str]) -> Status:
         shell.state.functions = functions
 
 
+def tee(shell: Shell, words: list[str]) -> Status:
+    text = shell.take_input()
+    for word in words:
+        if not word.startswith("-"):
+            given = shell.unknown(f"$(<{shell.unknowns.shown(word)})", "a file") if text is None else text
+            name = Path(word).name
+            shell.state.files[name] = (shell.state.files.get(name, "") if "-a" in words else "") + given
+    shell.write(shell.unknown("$(tee)", "the output of a command") if text is None else text)
+    return 0
+
+
 BUILTINS: Mapping[str, Callable[[Shell, list[str]], Status]] = {
     "unset": unset,
     "eval": evaluate,
@@ -502,6 +511,7 @@ BUILTINS: Mapping[str, Callable[[Shell, list[str]], Status]] = {
     "readarray": mapfile,
     "let": let,
     "trap": trap,
+    "tee": tee,
     "printf": printf,
     "exec": execute,
     "exit": leave,

@@ -20,7 +20,30 @@ NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-lt": int.__lt__,
     "-le": int.__le__,
 }
-OF_FILES = ("-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-p", "-r", "-s", "-t", "-u", "-w", "-x", "-G", "-L", "-N", "-O", "-S", "-o")
+OF_FILES = (
+    "-a",
+    "-b",
+    "-c",
+    "-d",
+    "-e",
+    "-f",
+    "-g",
+    "-h",
+    "-k",
+    "-p",
+    "-r",
+    "-s",
+    "-t",
+    "-u",
+    "-w",
+    "-x",
+    "-G",
+    "-L",
+    "-N",
+    "-O",
+    "-S",
+    "-o",
+)
 BETWEEN_FILES = ("-nt", "-ot", "-ef")
 REPEATED = {"@": "", "+": "+", "?": "?", "*": "*"}
 EXTENDED = re.compile(r"[@+?*!]\(")

@@ -64,7 +64,7 @@ def is_noted(name: str) -> bool:
 
 
 def _matters(script: Script, name: str, value: str) -> bool:
-    if name in script.asked or re.search(rf"\$\{{?{name}\b", script.text):
+    if name in script.asked or re.search(rf"\$\{{?{name}\b|\(\([^\n]*\b{name}\b", script.text):
         return False
     usual = OFF if USUALLY_OFF.fullmatch(name) else ON if USUALLY_ON.fullmatch(name) else ()
     return value.lower() not in usual and not any(fnmatchcase(name, one) for one in without_effect("environment"))

@@ -20,6 +20,8 @@ ANSI = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|([0-7]{1,3})|(.
 DEFAULT = re.compile(r"(:?)([-=?+])")
 GLOB = re.compile(r"[*?]")
 MOST_CHARACTERS = 131_072  # of a word (Linux, MAX_ARG_STRLEN)
+MOST_WORDS = 20_000  # of an array
+TOO_LONG = f"longer than {MOST_CHARACTERS:,} characters or {MOST_WORDS:,} words"
 
 
 class Part(NamedTuple):
@@ -67,6 +69,8 @@ class Expansion(ABC):
     def number_text(self, name: str, index: str | None) -> str:
         """A parameter's text in arithmetic, where one that is unset is 0."""
         found = self.elements(name, index)
+        if not found and self.is_set_by_nobody(name):
+            return self.unknown(f"${name}", "nobody sets it", unset=True)
         return held(found[0]) if found else ""
 
     def set_number(self, name: str, index: str | None, number: int | None) -> None:
@@ -84,7 +88,11 @@ class Expansion(ABC):
 
     def fields(self, raw: str) -> list[str]:
         """The words that a written word becomes."""
-        return [field for one in lexer.braces(raw) for field in self._fields(self.parts(one))]
+        try:
+            words = lexer.braces(raw)
+        except InputError as error:
+            raise InputError(f":{self.line}: {error}") from None
+        return [field for one in words for field in self._fields(self.parts(one))]
 
     def text(self, raw: str, quoted: bool = False) -> str:
         """A word that is not split: an assignment's value, or a text in quotes."""
@@ -96,7 +104,7 @@ class Expansion(ABC):
 
     def bounded(self, text: str) -> str:
         if len(text) > MOST_CHARACTERS:
-            raise InputError(f":{self.line}: a value becomes longer than {MOST_CHARACTERS:,} characters")
+            raise InputError(f":{self.line}: a value becomes {TOO_LONG}")
         return text
 
     def _fields(self, parts: list[Part]) -> list[str]:
@@ -118,7 +126,7 @@ class Expansion(ABC):
 
     def parts(self, raw: str, quoted: bool = False) -> list[Part]:
         """The pieces of a written word. `quoted`: it stands in double quotes."""
-        found, at, size = list[Part](), 0, 0
+        found, at, size, count = list[Part](), 0, 0, 0
         kind = "quoted" if quoted else "plain"
         while at < len(raw):
             one, end = raw[at], lexer.skipped(raw, at)
@@ -147,9 +155,10 @@ class Expansion(ABC):
                 end = at + 1 if one in "\"'" else end
                 found.append(Part(raw[at:end], kind if not MARK.match(one) or quoted else "split"))
             at = end
-            size += len(found[-1].text) if found else 0
-            if size > MOST_CHARACTERS:
-                self.bounded(" " * size)
+            size += sum(len(part.text) for part in found[count:])
+            count = len(found)
+            if size > MOST_CHARACTERS or count > MOST_WORDS:
+                raise InputError(f":{self.line}: a value becomes {TOO_LONG}")
         return [Part(loose(part.text), "split") if part.kind == "split" else part for part in found]
 
     def _dollar(self, raw: str, at: int, end: int, quoted: bool) -> tuple[list[Part], int]:
@@ -264,7 +273,7 @@ class Expansion(ABC):
         if not empty:
             return self._parameter(name, index, quoted, shown)
         if sign == "?":
-            return [Part(self.unknown(f"${name}", "nobody sets it", unset=True), kind)]
+            return [Part(self.unknown(shown, "nobody sets it", unset=True), kind)]
         if sign == "=":
             self.assign(name, index, self.text(word, quoted))
             return self._parameter(name, index, quoted, shown)

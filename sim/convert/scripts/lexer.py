@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sim.core.errors import InputError
+
 NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[((?:[^\]\[]|\[[^\]]*\])*)\])?(\+?)=")
 RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
@@ -63,7 +65,7 @@ def words(text: str) -> Iterator[tuple[int, str]]:
             at += 2
         elif text[at] in " \t\n\r":
             if start >= 0:
-                yield start, text[start:at].replace("\\\n", "")
+                yield start, text[start:at]
             at, start = at + 1, -1
         elif text[at] == "#" and start < 0:
             at = (text + "\n").index("\n", at)
@@ -72,7 +74,7 @@ def words(text: str) -> Iterator[tuple[int, str]]:
             opens = text[at] == "(" and (text[at - 1 : at] in tuple("=@?*+!~|(^") or start == at)
             at = closing(text, at + 1, "()") if opens else skipped(text, at)
     if start >= 0:
-        yield start, text[start:].replace("\\\n", "")
+        yield start, text[start:]
 
 
 def split_at(text: str, mark: str) -> list[str]:
@@ -105,7 +107,10 @@ def braces(word: str) -> list[str]:
         several = _brace_parts(inner) if end else []
         if several:
             behind = braces(word[end:])
-            return [f"{word[:at]}{one}{rest}" for part in several for one in braces(part) for rest in behind]
+            ahead = [one for part in several for one in braces(part)]
+            if len(ahead) * len(behind) > MOST_OF_RANGE:
+                raise InputError(f"{word[:40]}: becomes more than {MOST_OF_RANGE:,} words")
+            return [f"{word[:at]}{one}{rest}" for one in ahead for rest in behind]
         at += 1
     return [word]
 

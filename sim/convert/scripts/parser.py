@@ -1,4 +1,4 @@
-"""The syntax tree of a shell's text, by tree-sitter's grammar of bash; here-documents stand in it as here-strings."""
+"""The syntax tree of a shell's text, by tree-sitter's grammar of bash; here-documents stand in it as files."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ class Source:
         return self.first_line + int(node.start_point[0])
 
     def _with_strings(self, data: bytes, tree: Node) -> bytes:
-        """The text with `<<<` and a name in place of each `<<`, and as many empty lines in place of what follows it."""
+        """The text with `<` and a name in place of each `<<`, and as many empty lines in place of what follows it."""
         edits: list[tuple[int, int, bytes]] = []
-        nodes = [tree]
+        nodes, found, ended = [tree], [], 0
         while nodes:
-            node = nodes.pop()
-            nodes += node.children
-            if node.type != "heredoc_redirect":
-                continue
+            nodes += (node := nodes.pop()).children
+            found += [node] if node.type == "heredoc_redirect" else []
+        for node in sorted(found, key=lambda node: node.start_byte):
             by_type = {child.type: child for child in node.children}
-            start, body, end = (by_type.get(f"heredoc_{part}") for part in ("start", "body", "end"))
+            start, end = by_type.get("heredoc_start"), by_type.get("heredoc_end")
             sign = by_type.get("<<") or by_type.get("<<-")
             if start is None or end is None or sign is None:
                 continue
-            first = body.start_byte if body is not None else end.start_byte
+            first = max(data.index(b"\n", start.end_byte), ended) + 1
+            ended = data.find(b"\n", end.start_byte) if b"\n" in data[end.start_byte :] else len(data)
+            first = min(first, end.start_byte)
             text = data[first : end.start_byte].decode()
             if sign.type == "<<-":
                 text = re.sub(r"(?m)^\t+", "", text)
             quoted = re.search(r"[\"'\\]", data[start.start_byte : start.end_byte].decode()) is not None
-            edits.append((sign.start_byte, start.end_byte, f"<<<@heredoc-{len(self.heredocs)}@".encode()))
-            line = data.index(b"\n", start.end_byte) + 1
-            edits.append((min(line, first), end.end_byte, b"\n" * data.count(b"\n", min(line, first), end.end_byte)))
+            edits.append((sign.start_byte, start.end_byte, f"< @heredoc-{len(self.heredocs)}@".encode()))
+            edits.append((first, end.end_byte, b"\n" * data.count(b"\n", first, end.end_byte)))
             self.heredocs.append(Heredoc(text, quoted))
         for first, last, new in sorted(edits, reverse=True):
             data = data[:first] + new + data[last:]

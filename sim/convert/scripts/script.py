@@ -92,13 +92,14 @@ def followed(file: Path, text: str, given: Given, choices: Choices | None = None
         pass
     except RecursionError:
         raise InputError(f"{file}: is nested too deeply") from None
-    all_text = "\n".join([text, *shared.texts.values()])
+    texts = {str(file): text, **shared.texts}
+    all_text = "\n".join(texts.values())
     if unknown := [name for name in given.variables if not re.search(rf"\b{name}\b", all_text)]:
         raise InputError(f"{file}: --var: the file has no variable {unknown[0]}")
-    return _script(shell, all_text, preset)
+    return _script(shell, texts, preset)
 
 
-def _script(shell: Shell, text: str, preset: Mapping[str, str]) -> Script:
+def _script(shell: Shell, texts: Mapping[str, str], preset: Mapping[str, str]) -> Script:
     shared, own = shell.shared, shell.state.variables
     last = {
         name: " ".join(as_items(one).values())
@@ -111,13 +112,13 @@ def _script(shell: Shell, text: str, preset: Mapping[str, str]) -> Script:
         commands = [*commands, *shared.shown]
     if not commands and last:  # a file that others source
         words = tuple(chain.from_iterable(shell.unknowns.shown(value).split() for value in last.values()))
-        commands = [Command(words, 1, "", {}, shell.unknowns.sites(*last.values()))]
+        commands = [Command(words, 1, "", shell.environment(), shell.unknowns.sites(*last.values()))]
     return Script(
-        text=text,
+        texts=texts,
         commands=tuple(commands),
         variables={name: shell.unknowns.shown(value) for name, value in last.items()},
         exported=frozenset(name for name, one in own.items() if one.exported),
-        files={name: shell.unknowns.shown(value) for name, value in shell.state.files.items()},
+        files={shell.unknowns.shown(name): shell.unknowns.shown(value) for name, value in shell.state.files.items()},
         directives=tuple(shared.directives),
         absent=tuple(dict.fromkeys(shared.absent)),
     )
@@ -163,10 +164,9 @@ def read_script(file: Path, text: str, given: Given, convert: Convert) -> Conver
         raise next(path.found for path in found if isinstance(path.found, InputError))
     first = said[0]
     assert isinstance(first.found, Converted)
-    for other in said[1:]:
-        assert isinstance(other.found, Converted)
-        if keys := _differing(first.found.scenario, other.found.scenario):
-            raise InputError(_open(file, text, first.choices, other.choices, keys))
+    scenarios = [path.found.scenario for path in said if isinstance(path.found, Converted)]
+    if keys := {key for scenario in scenarios for key in _differing(scenarios[0], scenario)}:
+        raise InputError(_open(text, [path.choices for path in said], keys))
     paths.require_known(first)
     started = {command.words for command in first.script.commands}
     refused = [
@@ -214,7 +214,7 @@ class _Paths:
         try:
             return self.convert(script)
         except InputError as error:
-            return error
+            return InputError(script.placed(self.file, str(error)))
 
     def require_known(self, path: Path_) -> None:
         """Refuse a command that is read, and whose options are not all known."""
@@ -255,11 +255,11 @@ def _differing(one: Any, other: Any, path: str = "") -> set[str]:
     }
 
 
-def _open(file: Path, text: str, one: Choices, other: Choices, differing: set[str]) -> str:
+def _open(text: str, ways: list[Choices], differing: set[str]) -> str:
     """Return the message for tests that the file leaves open although keys (`differing`) depend on them."""
     keys = sorted(differing)
     more = f" and {len(keys) - MOST_KEYS} more keys" if len(keys) > MOST_KEYS else ""
-    sites = [site for site, n in other.items() if one.get(site) != n] or [*other]
+    sites = [site for site in dict.fromkeys(chain(*ways)) if len({way.get(site) for way in ways}) > 1]
     tests = ", ".join(f"`{site.test[:60]}`" for site in sites[:8])
     problem = f"the file does not decide {tests}, and {', '.join(keys[:MOST_KEYS])}{more} depend on it"
     return f"{sites[0].file}:{sites[0].line}: {problem}: {_advice(text, sites)}"

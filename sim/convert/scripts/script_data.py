@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 
 from msgspec import Struct, field
 
@@ -13,14 +14,15 @@ from sim.convert.scripts.state import Command
 
 # `docker run -e NAME=value`, `env NAME=value`, `--runtime-env-json '{"env_vars": {"NAME": "1"}}'`
 OF_WORD = re.compile(r"(?<![\w$#{.])([A-Z][A-Z0-9_]+)[\"']?(?:=|:[ \t]*)[\"']?([\w.:,^=/-]+)")
+AT_LINE = re.compile(r"(.*?):(\d+): ")
 
 
 class Script(Struct, frozen=True, dict=True):
-    """`text`: of the script and the files that it reads; `variables`: their last values; `exported`: their names;
+    """`texts`: of the script and the files that it reads, by their paths; `variables`: their last values; `exported`: their names;
     `files`: texts that it writes, by name; `directives`: Slurm's options in comments; `absent`: files that it reads
     and that are not there; `asked`: variables of the environment that a reader has read."""
 
-    text: str
+    texts: Mapping[str, str] = {}
     commands: tuple[Command, ...] = ()
     variables: Mapping[str, str] = {}
     exported: frozenset[str] = frozenset()
@@ -28,6 +30,23 @@ class Script(Struct, frozen=True, dict=True):
     directives: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     asked: set[str] = field(default_factory=set)
+
+    @cached_property
+    def text(self) -> str:
+        """All texts, the script's own first."""
+        return "\n".join(self.texts.values())
+
+    def placed(self, file: Path, message: str) -> str:
+        """A message that begins with the script's name and a line of `text`, with the file and line of that line."""
+        found = AT_LINE.match(message)
+        if found is None or found[1] != str(file):
+            return message
+        line = int(found[2])
+        for path, text in self.texts.items():
+            if line <= (lines := text.count("\n") + 1):
+                return f"{path}:{line}: {message[found.end() :]}"
+            line -= lines
+        return message
 
     @cached_property
     def started(self) -> str:
@@ -41,7 +60,9 @@ class Script(Struct, frozen=True, dict=True):
         for command in self.commands:
             found |= command.environment
             found |= {name: value for word in command.words for name, value in OF_WORD.findall(word)}
-        return found or ({} if self.commands else {name: self.variables.get(name, "") for name in self.exported})
+        if not any(word.startswith("-") for command in self.commands for word in command.words):
+            found |= {name: self.variables.get(name, "") for name in self.exported}  # a file that others source
+        return found
 
     def variable(self, name: str) -> str | None:
         """A variable of the environment that a reader uses."""
@@ -49,9 +70,9 @@ class Script(Struct, frozen=True, dict=True):
         return self.environment.get(name) or None
 
 
-NO_SCRIPT = Script("")
+NO_SCRIPT = Script()
 
 
 def of_words(text: str) -> Script:
     """A command line whose words are known."""
-    return Script(text, (Command(tuple(shlex.split(text)), 1, "", {}),))
+    return Script({"": text}, (Command(tuple(shlex.split(text)), 1, "", {}),))

@@ -83,6 +83,7 @@ class Shell(Expansion):
         self.input: list[str] | None = None  # what `read` has not yet taken
         self.tested = 0  # tests around the statement, in which `set -e` does not hold
         self.evaluated = 0  # texts of `eval` around it
+        self.because: frozenset[Site] = frozenset()  # open tests that leave this one open
 
     # Parameters
 
@@ -302,6 +303,8 @@ class Shell(Expansion):
 
     def sum_status(self, text: str) -> Status:
         number = self.calculated(text)
+        if number is None:
+            self.because |= self.unknowns.sites(*(self.number_text(name, None) for name in lexer.NAME.findall(text)))
         return None if number is None else int(not number)
 
     def subshell(self, node: Node) -> Status:
@@ -327,6 +330,8 @@ class Shell(Expansion):
         status = self.condition([left])
         self.state.status = status
         if status is None:
+            if sign == "&&" and not self.source.text_of(left).rstrip().endswith(("]", "))")) and self.only_starts(right):
+                return None
             self.line = self.source.line_of(left)
             site = self.site(left, f"{self.source.text_of(left)} {sign}")
             return self.decide(site, [lambda: self.one(right), lambda: int(sign == "&&")])
@@ -336,6 +341,23 @@ class Shell(Expansion):
         if status and self.state.fails and not self.tested and right.type != "list":
             raise Exit
         return status
+
+    def only_starts(self, node: Node) -> bool:
+        """Run what stands behind a program that is taken to succeed, if it starts others and changes nothing."""
+        before, started, wrote = self.state, len(self.shared.commands), len(self.out or [])
+        self.state = before.copied()
+        try:
+            self.one(node)
+            same = ("variables", "functions", "arguments", "files", "traps")
+            if all(getattr(before, name) == getattr(self.state, name) for name in same):
+                return True
+        except (Exit, Return, Loop, MustChoose):
+            pass
+        self.state = before
+        del self.shared.commands[started:]
+        if self.out is not None:
+            del self.out[wrote:]
+        return False
 
     def condition(self, nodes: list[Node]) -> Status:
         self.tested += 1
@@ -407,7 +429,8 @@ class Shell(Expansion):
                 return self._case(node, rest, subject, raw, ends == ";&") if goes_on else status
 
             if verdict is None:
-                site = self.site(item, f"case {raw} in {written}")
+                self.because |= self.unknowns.sites(subject)
+                site = self.site(item, f"case {raw} in {written}", node)
                 return self.decide(site, [run, lambda rest=rest: self._case(node, rest, subject, raw, False)])  # type: ignore[misc]
             if verdict:
                 return run()
@@ -525,15 +548,18 @@ class Shell(Expansion):
 
     # What is not decided
 
-    def site(self, node: Node, words: str) -> Site:
+    def site(self, node: Node, words: str, statement: Node | None = None) -> Site:
         at = node.start_byte + (self.source.first_line << 24)
-        return Site(self.source.file, at, self.source.line_of(node), " ".join(words.split()), ())
+        return Site(self.source.file, at, self.source.line_of(statement or node), " ".join(words.split()))
 
     def decide(self, site: Site, branches: list[Thunk]) -> Status:
         """Run the branch that was chosen, or all of them, each from the same state."""
+        because, self.because = self.because, frozenset()
         chosen = self.shared.choices.get(site)
         if chosen is not None:
             return branches[chosen]()
+        if because:  # what the test asks for is decided by others
+            raise MustChoose(min(because))
         before, line = self.state, self.line
         source, depth = self.source, self.depth
         ended: list[State] = []
@@ -610,8 +636,15 @@ class Shell(Expansion):
         elif text.startswith("(("):
             return self.sum_status(text[2:-2])
         else:
-            verdict = self.tests.holds([held(field) for word in words[1:-1] for field in self.fields(word)])
+            verdict = self.holds([held(field) for word in words[1:-1] for field in self.fields(word)])
         return None if verdict is None else int(not verdict)
+
+    def holds(self, words: list[str]) -> bool | None:
+        """Whether `[ … ]` holds."""
+        verdict = self.tests.holds(words)
+        if verdict is None:
+            self.because |= self.unknowns.sites(*words)
+        return verdict
 
     def double(self, tokens: list[str]) -> bool | None:
         """`[[ … ]]`."""
@@ -646,6 +679,12 @@ class Shell(Expansion):
         return self._compared(words) if runs else None
 
     def _compared(self, words: list[str]) -> bool | None:
+        verdict = self._comparison(words)
+        if verdict is None:
+            self.because |= self.unknowns.sites(*(self.text(word) for word in words))
+        return verdict
+
+    def _comparison(self, words: list[str]) -> bool | None:
         left = self.text(words[0])
         if len(words) == 1:
             return negated(self.unknowns.is_empty(left))
@@ -693,8 +732,9 @@ class Shell(Expansion):
         target, adds = None, False
         for one in redirects:
             if one.sign == "<<<":
-                found = HEREDOC.fullmatch(one.target)
-                self.input = [self.heredoc(int(found[1])) if found else self.text(one.target) + "\n"]
+                self.input = [self.text(one.target) + "\n"]
+            elif one.sign == "<" and (found := HEREDOC.fullmatch(one.target)):
+                self.input = [self.heredoc(int(found[1]))]
             elif one.sign == "<":
                 name = self.text(one.target)
                 text = self.state.files.get(Path(name).name)
@@ -750,6 +790,9 @@ class Shell(Expansion):
         for one in redirects:
             text, at = f"{text}{self.source.between(at, one.start_byte)} ", one.end_byte
         text += self.source.between(at, node.end_byte)
+        *before, text = lexer.split_at(text, "\n")  # the grammar joins lines of assignments with what follows them
+        for line in before:
+            run_words(self, [word for _, word in lexer.words(line)], [])
         words = [word for _, word in lexer.words(text)]
         assigned = []
         while words and lexer.ASSIGNMENT.match(words[0]):

@@ -19,13 +19,12 @@ MARK = re.compile(f"[{chr(LOOSE)}-{chr(QUOTED + MOST)}]")
 
 
 class Site(Struct, frozen=True, order=True):
-    """A test that the script leaves open. `test`: its words; `branches`: between how many it decides."""
+    """A test that the script leaves open. `at`: where it stands; `test`: its words."""
 
     file: str
     at: int
     line: int
     test: str
-    branches: tuple[str, ...] = ()
 
 
 class Unknown(Struct, frozen=True):

@@ -81,10 +81,6 @@ def cat(words: list[str], given: str | None) -> str | None:
     return given if words in ([], ["-"]) else None
 
 
-def tee(words: list[str], given: str | None) -> str | None:
-    return None
-
-
 def seq(words: list[str], given: str | None) -> str | None:
     blank = "\n"
     if words[:1] == ["-s"]:

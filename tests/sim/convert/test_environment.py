@@ -17,7 +17,7 @@ ON = ("--cluster", "dgx-h100")
     [
         ("export NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=1"),
         ('export NCCL_ALGO="Ring"', "NCCL_ALGO=Ring"),
-        ("NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 \\", "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"),
+        ("export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"),
         ("export NCCL_P2P_DISABLE=0", ""),
         ("# export NCCL_P2P_DISABLE=1", ""),
         ("export NCCL_ALGO=${NCCL_ALGO:-}", ""),

@@ -31,7 +31,7 @@ megatron sft \
     --sequence_parallel true
 """
 EXPERTS = r"""
-NNODES=2
+export NNODES=2
 export NPROC_PER_NODE=8
 megatron sft \
     --model Qwen/Qwen3-30B-A3B \
