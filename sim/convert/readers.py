@@ -26,6 +26,7 @@ MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-mode
 DATA = (".json", ".yaml", ".yml")
 CODE = (".toml", ".py")
 MAX_BYTES = 4 * 2**20
+CONFIGURED = "configured"  # a command that names a configuration
 IsOwn: TypeAlias = "Callable[[dict[str, Any]], bool]"
 ConvertData: TypeAlias = "Callable[[Path, dict[str, Any], Machine], Converted]"
 
@@ -63,7 +64,8 @@ def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     absent = [advice(script.absent)] if script.absent else []
     asked = asked._replace(script=script)
     try:
-        found = READERS[trainer or _trainer_of(file, text, script, is_data)](file, text, asked)
+        trainer = trainer or _trainer_of(file, text, script, is_data)
+        found = READERS.get(trainer, _configured)(file, text, asked)
     except InputError as error:
         raise InputError("; ".join([str(error), *absent])) from None
     return replace(found, notes=(*found.notes, *notes, *absent))
@@ -125,6 +127,8 @@ def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.prime_rl import convert_prime_rl, is_prime_rl
     from sim.convert.torchtitan.scenario import convert_torchtitan
 
+    if asked.script.commands:
+        return _configured(file, text, asked)
     if file.suffix == ".toml" and is_prime_rl(text):
         return convert_prime_rl(file, text, asked.machine)
     return convert_torchtitan(file, text, asked.machine, asked.config)
@@ -254,17 +258,46 @@ def _of_functional_test(file: Path, data: dict[str, Any], machine: Machine) -> C
     return replace(found, notes=(*found.notes, *environment_note(script)))
 
 
+def _configured(file: Path, text: str, asked: Asked) -> Converted:
+    """A script's command that names a configuration, whose keys it may override."""
+    from sim.convert.configured import configured
+    from sim.convert.prime_rl import is_prime_rl
+    from sim.convert.torchtitan.scenario import convert_torchtitan
+
+    def convert(script: Script) -> Converted:
+        one = configured(file, script)
+        if one is None:
+            raise InputError(f"{file}: has no command that names a configuration beside it")
+        machine = asked.machine if asked.machine.gpus else replace(asked.machine, gpus=one.gpus)
+        if one.file.suffix != ".toml":
+            found = _of_mapping(one.file, one.data, asked._replace(machine=machine))
+        elif is_prime_rl(one.text):
+            raise InputError(
+                f"{file}: starts prime-rl: convert {one.file}, with the command's own keys written into it"
+            )
+        else:
+            found = convert_torchtitan(one.file, one.text, machine, data=one.data)
+        return replace(found, scenario={**found.scenario, "name": file.stem})
+
+    return _read(file, text, asked, convert)
+
+
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
-    from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
-    from sim.convert.trainer_arguments.scenario import is_training_arguments
-    from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
     from sim.convert.yaml_aliases import parsed
-    from sim.inputs.file_kinds import refuse_other_kind
 
     data: Any = parsed(text, str(file))
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
+    return _of_mapping(file, data, asked)
+
+
+def _of_mapping(file: Path, data: dict[str, Any], asked: Asked) -> Converted:
+    from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
+    from sim.convert.trainer_arguments.scenario import is_training_arguments
+    from sim.convert.trainer_arguments.swift import arguments_of, is_swift_config
+    from sim.inputs.file_kinds import refuse_other_kind
+
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     refuse_alike(file, data)
     known = next((convert for is_own, convert in _data_formats(asked.seq_len) if is_own(data)), None)
@@ -333,6 +366,10 @@ def _trainer_of(file: Path, text: str, script: Script, is_data: bool) -> str:
         any(flag in script.started for flag in MEGATRON) and not has_runner(script.started.split())
     ):
         return "megatron"
+    from sim.convert.configured import configured
+
+    if configured(file, script) is not None:
+        return CONFIGURED
     problem = (
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
         "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "

@@ -330,7 +330,11 @@ class Shell(Expansion):
         status = self.condition([left])
         self.state.status = status
         if status is None:
-            if sign == "&&" and not self.source.text_of(left).rstrip().endswith(("]", "))")) and self.only_starts(right):
+            if (
+                sign == "&&"
+                and not self.source.text_of(left).rstrip().endswith(("]", "))"))
+                and self.only_starts(right)
+            ):
                 return None
             self.line = self.source.line_of(left)
             site = self.site(left, f"{self.source.text_of(left)} {sign}")

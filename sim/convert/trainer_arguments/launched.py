@@ -71,7 +71,7 @@ def runs_recipe(file: Path, script: Script) -> bool:
     """Tell whether a command names a file of Transformers' arguments: one of `RUNNERS`, or of `accelerate launch` with
     its own config."""
     words = words_of(script)
-    asked = has_runner(words) or (LAUNCHER in script.started and CONFIG in script.started)
+    asked = has_runner(words) or any(mark in script.started for mark in (LAUNCHER, " --config "))
     return asked and bool(_recipes(file, script, words))
 
 
@@ -153,7 +153,9 @@ def _included(words: list[str]) -> int:
 def _of_recipe(file: Path, script: Script, words: list[str], flags: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the recipe that a command without any of its own names; its name is taken out of `flags`."""
     by_runner = has_runner(words)
-    recipes = _recipes(file, script, words) if by_runner or (LAUNCHER in script.started and MARK not in flags) else {}
+    recipes = _recipes(file, script, words)
+    if not by_runner and (LAUNCHER not in script.started or MARK in flags):
+        recipes = {name: data for name, data in recipes.items() if name == flags.get("config")}
     if len(recipes) > 1:
         raise InputError(f"{file}: names {len(recipes)} recipes ({', '.join(recipes)}): keep the one that runs")
     for name, arguments in recipes.items():
