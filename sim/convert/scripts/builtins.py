@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -112,10 +113,10 @@ def run_fields(
 def start(shell: Shell, fields: list[str], loose: tuple[Unknown, ...]) -> Status:
     """A program; what it starts in turn by a shell's text, or a script that is beside this one, is followed."""
     for at, word in enumerate(fields):
-        inner = _script_of_shell(fields, at)
+        inner = _script_of_shell(fields, at, shell.take_input())
         file = None
         if inner is None and word.endswith((".sh", ".slurm", ".sbatch", ".bash")) and _starts(fields[:at]):
-            file = found_script(shell.folder, word)
+            file = script_of(shell, word, fields[:at])
         if inner is not None or file is not None:
             child = shell.child(fields[at + 1 :] if inner is None else inner[1])
             if at:
@@ -124,9 +125,8 @@ def start(shell: Shell, fields: list[str], loose: tuple[Unknown, ...]) -> Status
                 if inner is not None:
                     child.run_text(inner[0], shell.source.file, shell.line)
                 elif file is not None:
-                    text = shell.shared.read(file, fields[:at])
-                    child.folder = file.parent
-                    child.run_text(text, str(shell.folder / file.name))
+                    child.folder = file[0].parent
+                    child.run_text(file[1], str(file[0]))
             except Exit:
                 pass
             shell.state.files = child.state.files
@@ -146,8 +146,22 @@ def start(shell: Shell, fields: list[str], loose: tuple[Unknown, ...]) -> Status
     return None
 
 
-def _script_of_shell(fields: list[str], at: int) -> tuple[str, list[str], int] | None:
-    """The text that `bash -c TEXT ARGUMENTS` or a command in one word runs, its arguments, and where it begins."""
+def script_of(shell: Shell, word: str, by: list[str] | None) -> tuple[Path, str] | None:
+    """A script that this one wrote, or that is beside it, and its text; `by`: what starts it."""
+    if (text := shell.state.files.get(Path(word).name)) is not None and known(text):
+        return shell.folder / Path(word).name, text
+    folders = dict.fromkeys((shell.folder, Path(shell.source.file).parent))
+    file = next((found for folder in folders if (found := found_script(folder, word))), None)
+    if file is None:
+        return None
+    beside = shell.folder / file.name
+    label = beside if beside.is_file() else file
+    return label, shell.shared.read(label, by)
+
+
+def _script_of_shell(fields: list[str], at: int, given: str | None) -> tuple[str, list[str], int] | None:
+    """The text that `bash -c TEXT ARGUMENTS` or a command in one word runs, or a shell that reads its input (`given`);
+    its arguments, and where it begins."""
     if fields[at].rpartition("/")[2] in SHELLS:
         for n, word in enumerate(fields[at + 1 :], at + 1):
             if OF_SHELL.fullmatch(word) and n + 1 < len(fields):
@@ -156,6 +170,11 @@ def _script_of_shell(fields: list[str], at: int) -> tuple[str, list[str], int] |
                 break
     if at and QUOTED_COMMAND.match(fields[at]) and not fields[at - 1].startswith("--"):
         return fields[at], [], at
+    behind = fields[at + 1 :]
+    if fields[at].rpartition("/")[2] in SHELLS and given is not None:
+        flags = list(takewhile(lambda word: re.fullmatch(r"[-+][a-z]+", word), behind))
+        if not behind[len(flags) :] or flags[-1:] == ["-s"]:
+            return given, [word for word in behind[len(flags) :] if word != "--"], len(fields)
     return None
 
 
@@ -263,7 +282,7 @@ def evaluate(shell: Shell, words: list[str]) -> Status:
 def source(shell: Shell, words: list[str]) -> Status:
     """`source FILE ARGUMENTS`: the file beside the script, whatever is said of its folder."""
     shown = shell.unknowns.shown(words[0]) if words else ""
-    file = found_script(shell.folder, words[0]) if words else None
+    file = script_of(shell, words[0], None) if words else None
     if file is None:
         if not OF_ENVIRONMENT.search(shown):
             shell.shared.absent.append(shown)
@@ -274,7 +293,7 @@ def source(shell: Shell, words: list[str]) -> Status:
     outer = shell.state.arguments
     shell.state.arguments = words[1:] if words[1:] else outer
     try:
-        return shell.run_text(shell.shared.read(file, None), str(shell.folder / file.name))
+        return shell.run_text(file[1], str(file[0]))
     except Return as signal:
         return signal.status
     finally:

@@ -79,7 +79,7 @@ class Expansion(ABC):
 
     def calculated(self, text: str) -> int | None:
         """The value of an expression; None where it is not known."""
-        expanded = self.text(text, quoted=True)
+        expanded = self.text(text, quoted=True).replace('"', "")
         if not known(expanded):
             for name in re.findall(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", expanded):
                 self.set_number(name, None, None)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 HEREDOC = re.compile(r"@heredoc-(\d+)@")
 LAST_CLAUSE = re.compile(rb";;?&(?=\s*esac\b)")  # which the grammar does not know at the end of a `case`
+COMMENT = re.compile(rb"`[ \t]*#[^`\n]*`")  # a substitution that is a comment, between lines of a command
 MAX_BYTES = 2**20
 
 
@@ -30,7 +31,7 @@ class Source:
 
     def __init__(self, file: str, text: str, first_line: int, heredocs: list[Heredoc]) -> None:
         self.file, self.first_line, self.heredocs = file, first_line, heredocs
-        data = LAST_CLAUSE.sub(b";;", text.encode())
+        data = COMMENT.sub(lambda found: b" " * len(found[0]), LAST_CLAUSE.sub(b";;", text.encode()))
         if len(data) > MAX_BYTES:
             raise InputError(f"{file}:{first_line}: is longer than {MAX_BYTES:,} bytes")
         tree = _parser().parse(data).root_node

@@ -174,6 +174,10 @@ def read_script(file: Path, text: str, given: Given, convert: Convert) -> Conver
         for path in found
         if isinstance(path.found, InputError) and any(one.words not in started for one in path.script.commands)
     ]
+    known = {part for command in first.script.commands for part in command.unknown}
+    for path in refused:
+        if any(command.unknown - known for command in path.script.commands):
+            raise InputError(_of_refused(first.choices, path))
     notes = [_of_refused(first.choices, path) for path in refused]
     return replace(first.found, notes=(*first.found.notes, *dict.fromkeys(notes)))
 
@@ -240,8 +244,8 @@ def _sites(script: Script, choices: Choices) -> Iterator[Site]:
 def _of_refused(choices: Choices, path: Path_) -> str:
     """The note on a branch that would start what cannot be converted."""
     site = next((site for site, n in path.choices.items() if choices.get(site, n) != n), None)
-    where = "" if site is None else f"line {site.line}: `{site.test[:60]}` is left open: "
-    return f"{where}the branch that is read is the only one that can be: {path.found}"
+    where = "" if site is None else f"{site.file}:{site.line}: the file does not decide `{site.test[:60]}`: "
+    return f"{where}one of its branches cannot be read: {path.found}"
 
 
 def _differing(one: Any, other: Any, path: str = "") -> set[str]:

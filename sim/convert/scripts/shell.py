@@ -739,6 +739,8 @@ class Shell(Expansion):
                 self.input = [self.text(one.target) + "\n"]
             elif one.sign == "<" and (found := HEREDOC.fullmatch(one.target)):
                 self.input = [self.heredoc(int(found[1]))]
+            elif one.sign == "<" and one.target.startswith("<("):
+                self.input = [self.output_of(one.target[2:-1], one.target) + "\n"]
             elif one.sign == "<":
                 name = self.text(one.target)
                 text = self.state.files.get(Path(name).name)
@@ -820,7 +822,11 @@ class Shell(Expansion):
         exported = [one.value or "" for one in self.state.variables.values() if one.exported]
         sites = self.unknowns.sites(*words, *exported) | {*self.shared.under}
         shown = tuple(map(self.unknowns.shown, words))
-        command = Command(shown, self.line, self.source.file, self.environment(), frozenset(sites), loose_words)
+        parts = (part for word in words for part in self.unknowns.of(word))
+        unknown = frozenset(part.shown for part in parts if not part.unset)
+        command = Command(
+            shown, self.line, self.source.file, self.environment(), frozenset(sites), loose_words, unknown
+        )
         self.shared.commands.append(command)
 
     def show(self, words: list[str]) -> None:

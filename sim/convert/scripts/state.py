@@ -67,7 +67,7 @@ def as_items(variable: Variable) -> Mapping[str, str]:
 
 class Command(Struct, frozen=True):
     """A command that a script starts, with the variables that it sees. `sites`: open tests on which it depends;
-    `loose`: words of it that may be any options."""
+    `loose`: words of it that may be any options; `unknown`: parts of words that are not known, but for unset variables."""
 
     words: tuple[str, ...]
     line: int
@@ -75,6 +75,7 @@ class Command(Struct, frozen=True):
     environment: Mapping[str, str]
     sites: frozenset[Site] = frozenset()
     loose: tuple[Unknown, ...] = ()
+    unknown: frozenset[str] = frozenset()
 
 
 class State(Struct):
