@@ -24,7 +24,15 @@ from sim.convert.megatron.older import PLAIN_LINEAR, as_of_today
 from sim.convert.megatron.optimizer import master_weights, moments
 from sim.convert.megatron.refused import plain_name, require_described
 from sim.convert.megatron.stages import pipeline_of
-from sim.convert.scripts.command_line import OF_ALL_NODES, SLURM, flags_of, require_one, slurm_flags, words_of
+from sim.convert.scripts.command_line import (
+    OF_ALL_NODES,
+    SLURM,
+    flags_of,
+    require_one,
+    slurm_flags,
+    words_of,
+    words_that,
+)
 from sim.convert.scripts.environment import backend_of, workspaces_of
 from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Converted, Machine, Settings, without_none
@@ -71,7 +79,8 @@ def convert_megatron(file: Path, script: Script, machine: Machine) -> Converted:
     require_described(file, words, machine)
     for mark in MARKS:
         require_one(file, words, mark)
-    given = {**_of_mpi(words), **_of_srun(words), **flags_of(words, listed=LISTED)}
+    own = words_that(words, lambda command: not flags_of(command).keys().isdisjoint(MARKS))
+    given = {**_of_mpi(words), **_of_srun(words), **flags_of(own, listed=LISTED)}
     if any(plain_name(word) in HYBRID_SCRIPTS for word in words):
         given["is-hybrid-model"] = True
     notes: list[str] = []

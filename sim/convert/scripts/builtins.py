@@ -291,12 +291,14 @@ def source(shell: Shell, words: list[str]) -> Status:
     if shell.depth > 20:
         raise InputError(f":{shell.line}: reads {shown}, which reads itself or more than 20 files")
     outer = shell.state.arguments
+    shell.called += 1
     shell.state.arguments = words[1:] if words[1:] else outer
     try:
         return shell.run_text(file[1], str(file[0]))
     except Return as signal:
         return signal.status
     finally:
+        shell.called -= 1
         shell.state.arguments = outer if words[1:] else shell.state.arguments
 
 
@@ -479,12 +481,16 @@ def leave(shell: Shell, words: list[str]) -> Status:
 
 
 def come_back(shell: Shell, words: list[str]) -> Status:
+    if not shell.called:
+        return 1
     raise Return(_status(words, shell))
 
 
 def end_loop(signal: type[Break] | type[Continue]) -> Callable[[Shell, list[str]], Status]:
     def run(shell: Shell, words: list[str]) -> Status:
-        raise signal(int(words[0]) if words and words[0].isdigit() else 1)
+        if not shell.looping:
+            return 0
+        raise signal(min(shell.looping, int(words[0]) if words and words[0].isdigit() else 1))
 
     return run
 

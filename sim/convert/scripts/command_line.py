@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,10 +34,17 @@ def words_of(script: Script) -> list[str]:
     """The words of all commands, with `;` behind each; lines that begin with a flag are one command's."""
     found: list[str] = []
     for command in script.commands:
-        if found and not command.words[0].startswith("-"):
+        if found and not (found[0].startswith("-") and command.words[0].startswith("-")):
             found.append(";")
         found += command.words
     return [*found, ";"]
+
+
+def words_that(words: list[str], trains: Callable[[list[str]], bool]) -> list[str]:
+    """The words of those commands that train, without others' flags; all words where none does."""
+    commands = [list(group) for ends, group in groupby(words, lambda word: word in ENDS) if not ends]
+    found = [command for command in commands if command[0] not in SHOWN and trains(command)]
+    return [word for command in found for word in (*command, ";")] or words
 
 
 def slurm_flags(directives: Iterable[str]) -> dict[str, str]:

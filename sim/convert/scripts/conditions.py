@@ -93,16 +93,24 @@ def of_classes(text: str) -> str:
 
 
 def matches(text: str, pattern: str) -> bool:
-    return re.fullmatch(pattern, text, re.DOTALL) is not None
+    return compiled(pattern).fullmatch(text) is not None
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern's expression; one that is none matches nothing."""
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error:
+        return re.compile("(?!)")
 
 
 def matched_parts(value: str, pattern: str, end: str, longest: bool) -> str:
     """The value without the longest or shortest part at its beginning (`#`) or end (`%`) that the pattern matches."""
     sizes = range(len(value), -1, -1) if longest else range(len(value) + 1)
-    compiled = re.compile(pattern, re.DOTALL)
+    expression = compiled(pattern)
     for size in sizes:
         part = value[:size] if end == "#" else value[len(value) - size :]
-        if compiled.fullmatch(part):
+        if expression.fullmatch(part):
             return value[size:] if end == "#" else value[: len(value) - size]
     return value
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sim.convert.scripts import lexer
 from sim.convert.scripts.arithmetic import Arithmetic, Problem
-from sim.convert.scripts.conditions import matched_parts, pattern_of
+from sim.convert.scripts.conditions import compiled, matched_parts, pattern_of
 from sim.convert.scripts.unknown import MARK, Unknown, Unknowns, held, known, loose
 from sim.core.errors import InputError
 
@@ -330,7 +330,7 @@ class Expansion(ABC):
         if not known(pattern, text) or not old:
             return value if not old else self.unknown(shown, "a pattern that is not known", pattern, text)
         expression = {"#": f"^(?:{pattern})", "%": f"(?:{pattern})$"}.get(at, pattern)
-        return re.sub(expression, lambda _: text, value, count=0 if every else 1, flags=re.DOTALL)
+        return compiled(expression).sub(lambda _: text, value, count=0 if every else 1)
 
 
 CASES: Mapping[str, Callable[[str], str]] = {

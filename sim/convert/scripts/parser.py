@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 HEREDOC = re.compile(r"@heredoc-(\d+)@")
-LAST_CLAUSE = re.compile(rb";;?&(?=\s*esac\b)")  # which the grammar does not know at the end of a `case`
-COMMENT = re.compile(rb"`[ \t]*#[^`\n]*`")  # a substitution that is a comment, between lines of a command
+UNKNOWN = (  # to the grammar, and what is kept of it
+    re.compile(rb"(;;?)&(?=\s*esac\b)"),
+    re.compile(rb"()`[ \t]*#[^`\n]*`"),  # a substitution that is a comment, between lines of a command
+    re.compile(rb"()\b\d+#(?=\$)"),  # `$((10#$NUMBER))`
+)
 MAX_BYTES = 2**20
 
 
@@ -31,13 +34,13 @@ class Source:
 
     def __init__(self, file: str, text: str, first_line: int, heredocs: list[Heredoc]) -> None:
         self.file, self.first_line, self.heredocs = file, first_line, heredocs
-        data = COMMENT.sub(lambda found: b" " * len(found[0]), LAST_CLAUSE.sub(b";;", text.encode()))
+        data = text.encode()
         if len(data) > MAX_BYTES:
             raise InputError(f"{file}:{first_line}: is longer than {MAX_BYTES:,} bytes")
-        tree = _parser().parse(data).root_node
+        tree = _tree(data)
         if "<<" in text:
             data = self._with_strings(data, tree)
-            tree = _parser().parse(data).root_node
+            tree = _tree(data)
         self.data, self.root = data, tree
         if tree.has_error:
             where = _first_error(tree)
@@ -79,6 +82,13 @@ class Source:
         for first, last, new in sorted(edits, reverse=True):
             data = data[:first] + new + data[last:]
         return data
+
+
+def _tree(data: bytes) -> Node:
+    """The tree of a text, in which as many other characters stand for what the grammar does not know."""
+    for unknown in UNKNOWN:
+        data = unknown.sub(lambda found: found[1] + b" " * (len(found[0]) - len(found[1])), data)
+    return _parser().parse(data).root_node
 
 
 @cache

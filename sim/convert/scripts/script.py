@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,10 @@ def _script(shell: Shell, texts: Mapping[str, str], preset: Mapping[str, str]) -
         if one.value is not None or one.items is not None
     }
     commands = shared.commands
+    for before, after in pairwise(commands):
+        if after.words[0].startswith("--") and not before.words[0].startswith("-"):
+            why = "begins a command: the line before it is not continued, or ends with a comment"
+            raise InputError(f"{after.file}:{after.line}: {after.words[0]}: {why}")
     if not any(word.startswith("-") for command in commands for word in command.words):
         commands = [*commands, *shared.shown]
     if not commands and last:  # a file that others source

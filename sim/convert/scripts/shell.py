@@ -82,7 +82,7 @@ class Shell(Expansion):
         self.out: list[str] | None = None
         self.input: list[str] | None = None  # what `read` has not yet taken
         self.tested = 0  # tests around the statement, in which `set -e` does not hold
-        self.evaluated = 0  # texts of `eval` around it
+        self.evaluated = self.looping = self.called = 0  # texts of `eval`, loops, functions and sourced files around it
         self.because: frozenset[Site] = frozenset()  # open tests that leave this one open
 
     # Parameters
@@ -481,12 +481,15 @@ class Shell(Expansion):
 
     def round(self, body: Node) -> tuple[Status, bool]:
         """A round of a loop, and whether the loop ends with it."""
+        self.looping += 1
         try:
             return self.several(body.children), False
         except Loop as signal:
             if signal.levels > 1:
                 raise type(signal)(signal.levels - 1) from None
             return 0, isinstance(signal, Break)
+        finally:
+            self.looping -= 1
 
     def counted_loop(self, node: Node) -> Status:
         """`for ((A; B; C))`."""
@@ -535,11 +538,14 @@ class Shell(Expansion):
 
         def rounds() -> Status:
             before, wrote = dict(self.state.variables), len(self.out or [])
+            self.looping += 1
             try:
                 run()
             except Loop as signal:
                 if signal.levels > 1:
-                    raise
+                    raise type(signal)(signal.levels - 1) from None
+            finally:
+                self.looping -= 1
             for name, own in self.state.variables.items():
                 if own != before.get(name) and name not in self.shared.given:
                     value = self.unknown(f"${name}", f"changes in a loop while `{words[:40]}`")
@@ -620,6 +626,7 @@ class Shell(Expansion):
         self.source, self.state.arguments = source, words
         self.state.frames.append({})
         self.depth += 1
+        self.called += 1
         try:
             return self.one(body)
         except Return as signal:
@@ -628,6 +635,7 @@ class Shell(Expansion):
             raise _placed(error, source.file) from None
         finally:
             self.depth -= 1
+            self.called -= 1
             for local, variable in self.state.frames.pop().items():
                 self.state.put(local, variable)
             self.source, self.line, self.state.arguments = outer

@@ -134,7 +134,7 @@ def tr(words: list[str], given: str | None) -> str | None:
         return None
     deletes = words[0] == "-d"
     sets = [_characters(word) for word in words[deletes:]]
-    if len(sets) != (1 if deletes else 2) or None in sets:
+    if len(sets) != (1 if deletes else 2) or None in sets or not all(sets):
         return None
     old, new = sets[0] or "", "" if deletes else sets[1] or ""
     if deletes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.megatron.swift import processes_of
-from sim.convert.scripts.command_line import ENDS, SWITCHES, flags_of, require_one, words_of
+from sim.convert.scripts.command_line import ENDS, SWITCHES, flags_of, require_one, words_of, words_that
 from sim.convert.scripts.named_files import named_mapping
 from sim.convert.scripts.script_data import Script
 from sim.convert.trainer_arguments.accelerate import of_accelerate, with_flags
@@ -57,6 +57,12 @@ def is_launched(script: Script) -> bool:
     return any(word.partition("=")[0].replace("-", "_") == f"__{MARK}" for word in words) or _is_trl(words)
 
 
+def _trains(file: Path, script: Script, words: list[str]) -> bool:
+    """Tell whether a command has Transformers' arguments, or names a file of them."""
+    own = MARK.replace("_", "-") in flags_of(words) or has_runner(words)
+    return own or bool(_recipes(file, script, words))
+
+
 def _is_trl(words: list[str]) -> bool:
     return any(_runs(word, after, "trl") for word, after in pairwise(words))
 
@@ -96,6 +102,7 @@ def launched_arguments(file: Path, script: Script) -> tuple[dict[str, Any], int 
             next tokens.
     """
     words, server = without_server(words_of(script))
+    words = words_that(words, lambda command: _trains(file, script, command))
     objective = script_objective(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}

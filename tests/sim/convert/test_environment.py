@@ -54,5 +54,5 @@ def test_transformer_engines_kernels_of_attention(
     text = MEGATRON.replace("--attention-backend", "--x-backend")
     data, _ = converted(tmp_path, "train.sh", f"{line}\n{text}", *ON)
     assert (data["training"]["attention"], data["training"].get("attention_kernel")) == (attention, kernel)
-    data, _ = converted(tmp_path, "train.sh", f"{line}\n{text} --attention-backend auto\n", *ON)
+    data, _ = converted(tmp_path, "train.sh", f"{line}\n{text.rstrip()} --attention-backend auto\n", *ON)
     assert "attention_kernel" not in data["training"]

@@ -99,7 +99,7 @@ def test_a_tokenizer_of_a_shipped_model_says_the_vocabulary(tmp_path: Path) -> N
     ],
 )
 def test_cuda_graphs(tmp_path: Path, flags: str, graphs: str | None, note: str) -> None:
-    text = MEGATRON.replace("    --cuda-graph-scope full\n", "") + f"    {flags}\n"
+    text = MEGATRON.replace("    --cuda-graph-scope full\n", "").rstrip() + f" {flags}\n"
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["training"].get("cuda_graphs") == graphs
     if note == "whole layers":

@@ -35,7 +35,7 @@ def test_a_sourced_file_is_read_in_its_place(tmp_path: Path, line: str) -> None:
 
 def test_a_submitted_script_has_the_variables_of_the_one_that_submits_it(tmp_path: Path) -> None:
     (tmp_path / "job.slurm").write_text(f"#SBATCH --nodes=2\n{SIZES}{COMMAND}")
-    text = f"export TP=2\nsbatch -p main \\\n  --export=ALL job.slurm\n"
+    text = "export TP=2\nsbatch -p main \\\n  --export=ALL job.slurm\n"
     scenario, _ = converted(tmp_path, "submit.sh", text, "--cluster", "dgx-h100", "--from", "megatron")
     assert scenario["parallelism"]["tp"] == 2
 
@@ -58,6 +58,6 @@ def test_options_of_sbatch_go_before_those_of_the_script(tmp_path: Path) -> None
     (tmp_path / "job.sh").write_text(
         f"#SBATCH --nodes=2 --ntasks-per-node=8\n{SIZES}{COMMAND.replace('torchrun --nproc-per-node 8', 'srun python')}"
     )
-    text = f"NNODES=4\nexport TP=2\nsbatch -p main \\\n  --nodes=$NNODES job.sh\n"
+    text = "NNODES=4\nexport TP=2\nsbatch -p main \\\n  --nodes=$NNODES job.sh\n"
     scenario, _ = converted(tmp_path, "submit.sh", text, "--cluster", "dgx-h100", "--from", "megatron")
     assert scenario["parallelism"]["dp"] == 4 * 8 // 2
