@@ -75,10 +75,10 @@ def _runs(word: str, after: str, *names: str) -> bool:
 
 def runs_recipe(file: Path, script: Script) -> bool:
     """Tell whether a command names a file of Transformers' arguments: one of `RUNNERS`, or of `accelerate launch` with
-    its own config."""
+    its own config, or any with a file that has them."""
     words = words_of(script)
-    asked = has_runner(words) or any(mark in script.started for mark in (LAUNCHER, " --config "))
-    return asked and bool(_recipes(file, script, words))
+    asked = has_runner(words) or (LAUNCHER in script.started and CONFIG in script.started)
+    return any(asked or MARK in recipe for recipe in _recipes(file, script, words).values())
 
 
 def has_runner(words: list[str]) -> bool:
