@@ -33,8 +33,8 @@ ConvertData: TypeAlias = "Callable[[Path, dict[str, Any], Machine], Converted]"
 
 class Asked(NamedTuple):
     """Hold what the user says beside the file. `config`: a function of a torchtitan config.py; `given`: values of a
-    script's variables; `told`: the user names the trainer; `starts`: the text is what a file's containers start; `script`: what the file starts, if it
-    is a script, with all branches."""
+    script's variables; `told`: the user names the trainer; `starts`: the text is what a file's containers start;
+    `script`: what the file starts, if it is a script, with all branches."""
 
     machine: Machine
     seq_len: int | None

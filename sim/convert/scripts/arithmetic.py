@@ -130,10 +130,7 @@ class Arithmetic:
             self.runs = runs and not decided
             right = self._binary(level + (sign != "**"))
             self.runs = runs
-            if decided:
-                left = int(sign == "||")
-            else:
-                left = self._computed(sign, compute, left, right)
+            left = int(sign == "||") if decided else self._computed(sign, compute, left, right)
         return left
 
     def _computed(

@@ -187,7 +187,7 @@ class Expansion(ABC):
             number = None
         if number is not None:
             return str(number)
-        names = {name for name in lexer.NAME.findall(text)}
+        names = set(lexer.NAME.findall(text))
         parts = [part for name in names for part in (self.elements(name, None) or [])]
         return self.unknown(shown, "a sum that is not known", *parts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from msgspec.structs import replace
 
 from sim.convert.scripts.command_line import slurm_values
 from sim.convert.scripts.script_data import Script
-from sim.convert.scripts.shell import Shared, Shell, directives_of
+from sim.convert.scripts.shared import Shared, directives_of
+from sim.convert.scripts.shell import Shell
 from sim.convert.scripts.state import Command, Exit, MustChoose, State, Variable, as_items
 from sim.convert.scripts.unknown import MARK, Site
 from sim.convert.settings import Converted
@@ -82,10 +84,8 @@ def followed(file: Path, text: str, given: Given, choices: Choices | None = None
     state = State({name: Variable(value) for name, value in preset.items()}, arguments=arguments)
     shell = Shell(file.parent, shared, state)
     try:
-        try:
+        with suppress(Exit):
             shell.run_text(text, str(file))
-        except Exit:
-            pass
         if shell.state.traps.get("EXIT"):
             shell.run_text(shell.state.traps["EXIT"], str(file))
     except Exit:

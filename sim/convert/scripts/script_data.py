@@ -18,9 +18,9 @@ AT_LINE = re.compile(r"(.*?):(\d+): ")
 
 
 class Script(Struct, frozen=True, dict=True):
-    """`texts`: of the script and the files that it reads, by their paths; `variables`: their last values; `exported`: their names;
-    `files`: texts that it writes, by name; `directives`: Slurm's options in comments; `absent`: files that it reads
-    and that are not there; `asked`: variables of the environment that a reader has read."""
+    """`texts`: of the script and the files that it reads, by their paths; `variables`: their last values; `exported`:
+    names; `files`: texts that it writes, by name; `directives`: Slurm's options in comments; `absent`: files that it
+    reads and that are not there; `asked`: variables of the environment that a reader has read."""
 
     texts: Mapping[str, str] = {}
     commands: tuple[Command, ...] = ()

@@ -67,7 +67,8 @@ def as_items(variable: Variable) -> Mapping[str, str]:
 
 class Command(Struct, frozen=True):
     """A command that a script starts, with the variables that it sees. `sites`: open tests on which it depends;
-    `loose`: words of it that may be any options; `unknown`: parts of words that are not known, but for unset variables."""
+    `loose`: words of it that may be any options; `unknown`: parts of words that are not known, without unset
+    variables."""
 
     words: tuple[str, ...]
     line: int

@@ -29,7 +29,7 @@ FILES = {"titan.toml": TITAN, "tune.yaml": TUNE, "factory.yaml": FACTORY, "axolo
     [
         ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file titan.toml", 2, 8192),
         (
-            "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file titan.toml --training.local_batch_size 4",
+            "torchrun --nproc-per-node 8 train.py --job.config_file titan.toml --training.local_batch_size 4",
             4,
             8192,
         ),
