@@ -84,10 +84,10 @@ class Converted(Struct, frozen=True):
 
 
 class Settings(Struct, dict=True):
-    """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it writes
-    one where that differs; `text`: the file's, to tell a name's line; `environment`: its variables. `notes`,
-    `missing`: as `Converted` has them. `unknown`: names whose word has nothing that is ours, or that are the trainer's
-    own and of no effect here."""
+    """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
+    writes one where that differs; `text`: the file's, to tell a name's line; `environment`: its variables. `notes`,
+    `missing`: as `Converted` has them. `unknown`: names whose word has nothing that is ours, or that are the
+    trainer's own and of no effect here."""
 
     file: Path
     values: Mapping[str, Any]

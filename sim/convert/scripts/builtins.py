@@ -166,9 +166,10 @@ def positional(shell: Shell, words: list[str]) -> Status:
         on, letters = words[at][0] == "-", words[at][1:]
         if letters.endswith("o") and at + 1 < len(words):
             at += 1
-            letters += {"errexit": "e", "allexport": "a", "noglob": "f"}.get(words[at], "")
+            letters += {"errexit": "e", "allexport": "a", "noglob": "f", "pipefail": "|"}.get(words[at], "")
         shell.state.fails = on if "e" in letters else shell.state.fails
         shell.state.exports = on if "a" in letters else shell.state.exports
+        shell.state.pipes_fail = on if "|" in letters else shell.state.pipes_fail
         shell.state.globs = (not on) if "f" in letters else shell.state.globs
         at += 1
     if at < len(words):
@@ -323,9 +324,7 @@ def printf(shell: Shell, words: list[str]) -> Status:
 
 def execute(shell: Shell, words: list[str]) -> Status:
     if words:
-        from sim.convert.scripts.commands import run_fields
-
-        run_fields(shell, [word for word in words if word != "-a"])
+        shell.shared.run(shell, [word for word in words if word != "-a"])
         raise Exit
     return 0
 
@@ -364,11 +363,9 @@ def command(shell: Shell, words: list[str]) -> Status:
     if words and words[0] in ("-v", "-V"):
         shell.write(shell.unknown(f"$(command {' '.join(words)})", "the output of a command"))
         return 0 if words[1:2] and words[1] in (*shell.state.functions, *BUILTINS) else None
-    from sim.convert.scripts.commands import run_fields
-
     functions, shell.state.functions = shell.state.functions, {}
     try:
-        return run_fields(shell, [word for word in words if word != "-p"])
+        return shell.shared.run(shell, [word for word in words if word != "-p"])
     finally:
         shell.state.functions = functions
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.convert.scripts.command_line import slurm_values
+from sim.convert.scripts.commands import run_fields, run_words
 from sim.convert.scripts.script_data import Script
 from sim.convert.scripts.shared import Shared, directives_of
 from sim.convert.scripts.shell import Shell
@@ -77,7 +78,7 @@ def followed(file: Path, text: str, given: Given, choices: Choices | None = None
     """
     if MARK.search(text):
         raise InputError(f"{file}: has characters of Unicode's private planes, which no script needs")
-    shared = Shared(given.variables, choices or {})
+    shared = Shared(given.variables, choices or {}, run_fields, run_words)
     shared.directives = directives_of(text)
     preset = {**slurm_values(shared.directives), **given.variables}
     arguments = None if given.arguments is None else list(given.arguments)

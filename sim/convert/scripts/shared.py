@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sim.convert.scripts.parser import Heredoc, Source
@@ -12,16 +12,18 @@ from sim.convert.scripts.unknown import Site, Unknowns
 from sim.core.errors import InputError
 from sim.core.files import read_text
 
+Run = Callable[..., int | None]
 MAX_BYTES = 2**20
 DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
 
 
 class Shared:
     """What all shells of a script have in common. `given`: variables that keep their values; `choices`: of branches;
-    `under`: the open tests around what runs now."""
+    `run`: of a command's words; `run_written`: of assignments and words as they are written; `under`: the open tests
+    around what runs now."""
 
-    def __init__(self, given: Mapping[str, str], choices: Mapping[Site, int]) -> None:
-        self.given, self.choices = given, choices
+    def __init__(self, given: Mapping[str, str], choices: Mapping[Site, int], run: Run, run_written: Run) -> None:
+        self.given, self.choices, self.run, self.run_written = given, choices, run, run_written
         self.unknowns, self.limits = Unknowns(), Limits()
         self.commands: list[Command] = []
         self.shown: list[Command] = []

@@ -167,8 +167,6 @@ class Shell(Statements):
 
     def simple(self, node: Node) -> Status:
         """Assignments, a command, or both."""
-        from sim.convert.scripts.commands import run_words
-
         redirects = [child for child in node.children if child.type.endswith("_redirect")]
         text, at = "", node.start_byte
         for one in redirects:
@@ -176,14 +174,16 @@ class Shell(Statements):
         text += self.source.between(at, node.end_byte)
         *before, text = lexer.split_at(text, "\n")  # the grammar joins lines of assignments with what follows them
         for line in before:
-            run_words(self, [word for _, word in lexer.words(line)], [])
+            self.shared.run_written(self, [word for _, word in lexer.words(line)], [])
         words = [word for _, word in lexer.words(text)]
         assigned = []
         while words and lexer.ASSIGNMENT.match(words[0]):
             assigned.append(words.pop(0))
         found = [self._redirect(one) for one in redirects]
         return (
-            self.through(found, lambda: run_words(self, assigned, words)) if found else run_words(self, assigned, words)
+            self.through(found, lambda: self.shared.run_written(self, assigned, words))
+            if found
+            else self.shared.run_written(self, assigned, words)
         )
 
     def environment(self) -> dict[str, str]:

@@ -80,8 +80,9 @@ class Command(Struct, frozen=True):
 
 
 class State(Struct):
-    """`arguments`: None where nobody says them; `anything`: any variable may be set; `fails`, `exports`, `globs`: of
-    `set -e`, `set -a` and not `set -f`; `frames`: what functions' own variables hide; `status`: None if not known."""
+    """`arguments`: None where nobody says them; `anything`: any variable may be set; `fails`, `exports`,
+    `pipes_fail`, `globs`: of `set -e`, `set -a`, `set -o pipefail` and not `set -f`; `frames`: what functions' own
+    variables hide; `status`: None if not known."""
 
     variables: dict[str, Variable]
     functions: dict[str, tuple[Source, Node] | None] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class State(Struct):
     anything: bool = False
     fails: bool = False
     exports: bool = False
+    pipes_fail: bool = False
     globs: bool = True
     option_at: int = 0  # of getopts, within a word
 
@@ -195,6 +197,7 @@ def merged(states: list[State], site: Site, line: int, unknowns: Unknowns) -> St
     for name in differing([state.files for state in states]):
         found.files[name] = mark(name, [state.files.get(name, "") for state in states])
     found.anything = any(state.anything for state in states)
-    found.fails, found.exports = (all(getattr(s, key) for s in states) for key in ("fails", "exports"))
+    for key in ("fails", "exports", "pipes_fail"):
+        setattr(found, key, all(getattr(state, key) for state in states))
     found.status = None
     return found

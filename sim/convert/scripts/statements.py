@@ -134,16 +134,23 @@ class Statements(Testing):
 
     def pipeline(self, node: Node) -> Status:
         """Each command reads what the one before wrote, all in shells of their own."""
-        outer, status = self.input, None
-        out, parts = self.out, self.children(node)
+        outer, out = self.input, self.out
+        parts = self.children(node)
+        inverts = parts[0].type == "negated_command"  # the whole, not its first command
+        parts = [parts[0].children[-1], *parts[1:]] if inverts else parts
+        statuses: list[Status] = []
         try:
             for at, part in enumerate(parts):
                 self.out = [] if at + 1 < len(parts) else out
-                status = self.apart(lambda part=part: self.one(part))  # type: ignore[misc]
+                statuses.append(self.apart(lambda part=part: self.one(part)))  # type: ignore[misc]
                 self.input = ["".join(self.out or [])] if at + 1 < len(parts) else self.input
         finally:
             self.input, self.out = outer, out
-        return status
+        status = statuses[-1]
+        if self.state.pipes_fail:
+            failing = [one for one in statuses if one]
+            status = failing[-1] if failing else None if None in statuses else 0
+        return status if not inverts or status is None else int(not status)
 
     def if_statement(self, node: Node) -> Status:
         return self._if(node.children)
