@@ -36,7 +36,14 @@ REFUSED = {
     "b05_nproc": "does not decide",
     "b11_heredoc_two": "cannot be read as bash",
     "b30_stdin_seq": "cannot be read as bash",
+    "c13_awk": "--var TP=VALUE",
+    "c14_pyc": "--var TP=VALUE",
+    "c23_sed": "--var TP=VALUE",
+    "c27_comment_mid": "begins a command: the line before it is not continued",
+    "d17_unset_arr_elem": "cannot be read as bash",
 }
+# Scripts with a test that is open, or a folder that is not known, neither of which changes the step.
+OPEN = ("c08_retry", "c09_ckpt", "d02_slurm_nodes", "d03_logdir", "d10_python_version")
 SEVERAL = ("17_seq_loop_last",)  # trainings, of which the reader of arguments asks for one
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.sh"))
 
@@ -59,12 +66,12 @@ def of_bash(name: str, folder: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*REFUSED, *OPEN)])
 def test_the_words_are_those_that_bash_passes(name: str, tmp_path: Path) -> None:
     file = SCRIPTS / f"{name}.sh"
     script = followed(file, file.read_text(), Given())
     commands = [list(command.words) for command in script.commands]
-    commands = [words[2:] if words[0] == "env" else words for words in commands]
+    commands = [words[2:] if words[0] in ("env", "timeout") else words for words in commands]
     read = [word for words in commands if words[0] in LAUNCHERS for word in words if not word.startswith("$")]
     assert not any(command.sites or command.loose for command in script.commands if "torchrun" in command.words)
     assert [word for word in read if word != "-c"] == [word for words in of_bash(name, tmp_path) for word in words]
