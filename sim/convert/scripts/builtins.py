@@ -41,6 +41,8 @@ def script_of(shell: Shell, word: str, by: list[str] | None) -> tuple[Path, str]
 
 def declare(shell: Shell, name: str, words: list[str]) -> Status:
     """`export`, `declare`, `local`, `readonly`."""
+    if name == "local" and not shell.called:
+        return 1
     flags, plus = "", False
     rest: list[str] = []
     for word in words:
@@ -215,7 +217,7 @@ def getopts(shell: Shell, words: list[str]) -> Status:
 
 def read(shell: Shell, words: list[str]) -> Status:
     """A line of the input, in variables."""
-    raw, array, end, count, names = False, "", "\n", None, list[str]()
+    raw, array, end, count, names, other = False, "", "\n", None, list[str](), False
     at = 0
     while at < len(words):
         word = words[at]
@@ -226,12 +228,13 @@ def read(shell: Shell, words: list[str]) -> Status:
                 value = words[at] if at < len(words) else ""
                 array = value if word[-1] == "a" else array
                 end = (value[:1] or "\0") if word[-1] == "d" else end
+                other = other or word[-1] == "u"
                 count = int(value) if word[-1] in "nN" and value.isdigit() else count
         else:
             names.append(word)
         at += 1
     names = names or ([] if array else ["REPLY"])
-    text = shell.take_input()
+    text = None if other else shell.take_input()
     if text is None or any(not known(name) for name in names):
         for name in names or [array]:
             shell.set(name, None, shell.unknown(f"${name}", "read from what is not known"), adds=False)
@@ -288,6 +291,8 @@ def mapfile(shell: Shell, words: list[str]) -> Status:
 def let(shell: Shell, words: list[str]) -> Status:
     status: Status = 1
     for word in words:
+        if not known(word) and not lexer.NAME.match(word):
+            shell.havoc("`let` of a text that is not known")
         status = shell.sum_status(word)
     return status
 

@@ -35,7 +35,8 @@ def run_words(shell: Shell, assigned: list[str], words: list[str]) -> Status:
             shell.assignment(word)
         return declare(shell, words[0], words[1:])
     shell.state.status = 0
-    fields = [field for word in words for field in shell.globbed(word)]
+    expanded = shell.fields if words[:1] == ["let"] else shell.globbed  # whose signs are no names of files
+    fields = [field for word in words for field in expanded(word)]
     written = tuple(map(held, fields))
     fields, loose = without_unset(shell, fields)
     if not fields:
@@ -91,6 +92,8 @@ def run_fields(
         return shell.call(name, words)
     if name in BUILTINS:
         return BUILTINS[name](shell, words)
+    if name == "coproc":
+        raise InputError(f":{shell.line}: coproc: is not read")
     if name in NOTHING:
         if name == "shopt" and "lastpipe" in words and "-s" in words:
             raise InputError(f":{shell.line}: shopt -s lastpipe: is not read")

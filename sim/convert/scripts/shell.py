@@ -17,6 +17,7 @@ is no bash, assignments to read-only variables, `trap … DEBUG` and `ERR`, `cop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from sim.core.errors import InputError
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+QUOTES = re.compile(r"((?<!\\)(?:\\\\)*)\\(?=\")")  # a backslash before a quote, which a here-document keeps
 
 
 class Redirect(Struct, frozen=True):
@@ -113,6 +115,8 @@ class Shell(Statements):
         outer = self.out, self.input
         target, adds = None, False
         for one in redirects:
+            if one.sign[0] == "<" and one.fd not in ("", "0"):
+                continue
             if one.sign == "<<<":
                 self.input = [self.text(one.target) + "\n"]
             elif one.sign == "<" and (found := HEREDOC.fullmatch(one.target)):
@@ -139,7 +143,7 @@ class Shell(Statements):
 
     def heredoc(self, number: int) -> str:
         found = self.shared.heredocs[number]
-        return found.text if found.plain else self.text(found.text, quoted=True)
+        return found.text if found.plain else self.text(QUOTES.sub(r"\1\\\\", found.text), quoted=True)
 
     def output_of(self, script: str, shown: str) -> str:
         outer, self.out = self.out, []

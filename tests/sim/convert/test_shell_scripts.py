@@ -41,6 +41,7 @@ REFUSED = {
     "c23_sed": "--var TP=VALUE",
     "c27_comment_mid": "begins a command: the line before it is not continued",
     "d17_unset_arr_elem": "cannot be read as bash",
+    "e01_fd3": "does not decide",
 }
 # Scripts with a test that is open, or a folder that is not known, neither of which changes the step.
 OPEN = ("c08_retry", "c09_ckpt", "d02_slurm_nodes", "d03_logdir", "d10_python_version")
