@@ -212,7 +212,7 @@ SIZES = """torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py --num-lay
     [
         "export TP=4 PP=2 NODES=2\n",
         "TP=4 PP=2; NODES=$((TP / PP))  # nodes\n",
-        "declare -i TP=4 PP=2\nlocal NODES='2'\n",
+        "declare -i TP=4 PP=2\ntypeset NODES='2'\n",
     ],
 )
 def test_several_assignments_of_a_line(tmp_path: Path, before: str) -> None:
