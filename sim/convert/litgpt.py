@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.named_models import named_model
-from sim.convert.scripts.command_line import COMMENT, ENDS, words_of
+from sim.convert.scripts.command_line import ENDS, words_of
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
 from sim.convert.trainer_arguments.launched import typed
 from sim.core.errors import InputError
@@ -53,9 +54,9 @@ def is_litgpt(data: Mapping[str, Any]) -> bool:
     return named and isinstance(train, dict) and any(size in train for size in SIZES)
 
 
-def runs_litgpt(text: str) -> bool:
+def runs_litgpt(script: Script) -> bool:
     """Tell whether a script has a command of LitGPT that trains."""
-    return _command(COMMENT.sub("", text).replace("\\\n", " ").split()) is not None
+    return _command(words_of(script)) is not None
 
 
 def _command(words: list[str]) -> int | None:
@@ -65,13 +66,13 @@ def _command(words: list[str]) -> int | None:
     return next((at for at, (one, after) in pairs if one.rpartition("/")[2] == PROGRAM and after in known), None)
 
 
-def convert_litgpt_command(file: Path, text: str, machine: Machine, seq_len: int | None) -> Converted:
+def convert_litgpt_command(file: Path, script: Script, machine: Machine, seq_len: int | None) -> Converted:
     """The scenario of a command's arguments, and of the config that it names (`--config`).
 
     Raises:
         InputError: for a config that is not there, and as `convert_litgpt`.
     """
-    words = words_of(file, text, ends=True)
+    words = words_of(script)
     if (at := _command(words)) is None:
         raise InputError(f"{file}: has no command `{PROGRAM} {PRETRAIN}` or of its kin that could be read")
     if _command(words[at:]) is not None:
@@ -84,7 +85,7 @@ def convert_litgpt_command(file: Path, text: str, machine: Machine, seq_len: int
         data[NAMED[COMMANDS[kind]]] = behind[0]
     for name, value in _arguments(behind):
         if name == "config":
-            named = named_mapping(file, text, str(value))
+            named = named_mapping(file, script, str(value))
             if named is None:
                 raise InputError(f"{file}: --config: found {show(value)}; no such file, here or beside {file.name}")
             data = named | data

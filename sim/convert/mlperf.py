@@ -8,7 +8,6 @@ conf/megatron_gpt_peft_tuning_config.yaml and train.py (there, llama2_70b_lora),
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,14 @@ from msgspec.structs import replace
 
 from sim.convert.bridge.nemo_recipe import WHOLE, model_of_class
 from sim.convert.bridge.scenario import convert_bridge
-from sim.convert.scripts.command_line import ASSIGNMENT, words_of
-from sim.convert.scripts.environment import assigned, backend_of, is_noted
+from sim.convert.scripts.environment import backend_of, is_noted
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_effect
 from sim.core.errors import InputError
 from sim.core.units import counted
 from sim.inputs.input_source import show
 
 MARKS = ("DGXNNODES", "MINIBS")  # nodes, and sequences of a replica in a step
-UNSET = re.compile(r"(?m)^([ \t]*)unset[ \t]+(\w+)[ \t]*$")
-ASKED = "mlperf-values"
 NODES, EACH = "DGXNNODES", "DGXNGPU"
 ON = ("True", "true", "1")
 OFF = ("False", "false", "0", "null", "")
@@ -177,20 +174,21 @@ LATER = "cross entropy: unfused, as in rounds 3.0 to 4.0; since 4.1 training.cro
 SHARP = "cluster.inter_node.sharp=true has it"
 
 
-def is_mlperf(text: str) -> bool:
+def is_mlperf(script: Script) -> bool:
     """Tell whether a script exports what NVIDIA's submissions of language models do."""
-    return all(re.search(rf"(?m)^[ \t]*export {name}=", text) for name in MARKS)
+    return script.exported.issuperset(MARKS)
 
 
-def convert_mlperf(file: Path, text: str, machine: Machine) -> Converted:
+def convert_mlperf(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario of a submission's variables.
 
     Raises:
         InputError: for variables that are missing or are no numbers, and as `convert_bridge` does.
     """
-    benchmark = _benchmark(text)
-    given = _values(file, text, benchmark)
-    s = Settings(file, given, text=text)
+    benchmark = _benchmark(script)
+    script.asked.update(name for name in script.variables if not is_noted(name))
+    given = _values(file, script, benchmark)
+    s = Settings(file, given, text=script.text)
     sections, names = _sections(s, benchmark)
     if machine.gpus is None:
         machine = replace(machine, gpus=s.size(NODES, 1) * s.size(EACH, 8))
@@ -202,37 +200,28 @@ def convert_mlperf(file: Path, text: str, machine: Machine) -> Converted:
             f"{file}: {counted(gpus, 'GPU')}; must be a multiple of {' · '.join(benchmark.parts)}, {divisor}"
         )
     sections["train"]["global_batch_size"] = s.size(MARKS[1]) * (gpus // divisor)
-    if (kernel := backend_of(text)) is not None:
+    if (kernel := backend_of(script)) is not None:
         sections["model"]["attention_backend"] = kernel
-    found = convert_bridge(file, sections, machine, names, text)
-    notes = [*found.notes, *_notes(s, text, benchmark)]
+    found = convert_bridge(file, sections, machine, names, script)
+    notes = [*found.notes, *_notes(s, script, benchmark)]
     return Converted({**found.scenario, "name": file.stem}, tuple(notes), found.missing)
 
 
-def _benchmark(text: str) -> Benchmark:
-    names = assigned_names(text)
+def _benchmark(script: Script) -> Benchmark:
+    names = script.variables
     if "TENSOR_MODEL_PARALLEL" not in names:
         return LLAMA2_LORA
-    return LLAMA31 if names & {"CONTEXT_PARALLEL", "MODEL_SIZE"} else GPT3
+    return LLAMA31 if names.keys() & {"CONTEXT_PARALLEL", "MODEL_SIZE"} else GPT3
 
 
-def assigned_names(text: str) -> set[str]:
-    return {name for name, _, _ in ASSIGNMENT.findall(text)}
-
-
-def _values(file: Path, text: str, benchmark: Benchmark) -> dict[str, Any]:
+def _values(file: Path, script: Script, benchmark: Benchmark) -> dict[str, Any]:
     """The variables' last values; those that the script does not set are left out."""
-    text = UNSET.sub(r"\1\2=''", text)
-    names = sorted(assigned_names(text))
-    asked = " ".join(f'{name}="${name}"' for name in names)
-    words = words_of(file, f"{text}\n{ASKED} {asked}\n")
-    behind = words[len(words) - words[::-1].index(ASKED) :]
-    found = dict(word.split("=", 1) for word in behind if "=" in word)
+    found = script.variables
     known = {*benchmark.variables, NODES, EACH, MARKS[1]}
     for name in known & found.keys():
         if "$" in found[name]:
             raise InputError(
-                f"{Settings(file, {}, text=text).place(name)}: found {show(found[name])}{lacking(found[name])}"
+                f"{Settings(file, {}, text=script.text).place(name)}: found {show(found[name])}{lacking(found[name])}"
             )
     return {name: value for name, value in found.items() if value != ""}
 
@@ -334,14 +323,14 @@ def _set_graphs(s: Settings, sections: dict[str, Any]) -> None:
     sections["model"] |= {"enable_cuda_graph": True, "cuda_graph_scope": s.take("CUDA_GRAPH_SCOPE", usual)}
 
 
-def _notes(s: Settings, text: str, benchmark: Benchmark) -> list[str]:
+def _notes(s: Settings, script: Script, benchmark: Benchmark) -> list[str]:
     """Variables that nothing here reads and that may change a step."""
     harmless = {*without_effect("mlperf")}
     known = {*s.taken, *harmless, *benchmark.variables, NODES, EACH, *MARKS}
-    names = [name for name in sorted(assigned_names(text)) if name not in known and not is_noted(name)]
+    names = [name for name in sorted(script.variables) if name not in known and not is_noted(name)]
     found = {name: s.values.get(name) for name in names}
     left = [f"{name}={value}" for name, value in found.items() if value is not None and value not in OFF]
-    reduces = [name for name in ("SHARP", "USE_SHARP") if str(assigned(text).get(name)) in ON]
+    reduces = [name for name in ("SHARP", "USE_SHARP") if str(script.variables.get(name)) in ON]
     notes = [f"{name}: {SHARP}" for name in reduces]
     left = [one for one in left if one.partition("=")[0] not in reduces]
     if benchmark.fuses_loss_later and "CROSS_ENTROPY_LOSS_FUSION" not in s.values:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import known_by_name, named_model, named_reward, with_prediction
 from sim.convert.scripts.command_line import flags_of, words_behind, words_of
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import ONE_TURN, Converted, Machine, Settings
 from sim.convert.trainer_arguments.openrlhf import openrlhf_settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
@@ -93,22 +94,22 @@ PACKS = (
 )
 
 
-def is_openrlhf_ray(text: str) -> bool:
+def is_openrlhf_ray(script: Script) -> bool:
     """Tell whether a script has this command."""
-    return MODULE in text
+    return MODULE in script.started
 
 
-def convert_openrlhf_ray(file: Path, text: str, machine: Machine) -> Converted:
+def convert_openrlhf_ray(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario of the command's arguments.
 
     Raises:
         InputError: for a critic or reference on GPUs of its own, an unknown model, and sizes that do not divide.
     """
-    words = words_of(file, text, ends=True)
+    words = words_of(script)
     flags = flags_of(words_behind(file, words, MODULE), listed=("ds.lora.target-modules",))
     values = {FORMER.get(name, name): value for name, value in flags.items()}
     written = {FORMER.get(name, name): f"--{name.replace('-', '_')}" for name in flags}
-    s = Settings(file, values, prefix="--", written=written, text=text)
+    s = Settings(file, values, prefix="--", written=written, text=script.text)
     gpus = s.size("actor.num-nodes", 1) * s.size("actor.num-gpus-per-node", 8)
     model = _model(s, machine)
     length, lengths = _lengths(s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ def lacking(value: object) -> str:
     gives it; empty for a plain value."""
     if UNSET_ARGUMENT.search(str(value)):
         return ", an argument of the script: --args 'FIRST SECOND …' gives it"
-    if str(value).strip() == "$" or "`" in str(value):
+    if "`" in str(value) or "$(" in str(value).replace("$((", ""):
         return ", the output of a command, which is not run: write its value into the file"
     if ELEMENT.search(str(value)):
         return ", an element of an array that the file does not give: write its value into the file"
@@ -85,8 +85,9 @@ class Converted(Struct, frozen=True):
 
 class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
-    writes one where that differs; `text`: the file's, to tell a name's line. `notes`, `missing`: as `Converted` has
-    them. `unknown`: names whose word has nothing that is ours, or that are the trainer's own and of no effect here."""
+    writes one where that differs; `text`: the file's, to tell a name's line; `environment`: its variables. `notes`,
+    `missing`: as `Converted` has them. `unknown`: names whose word has nothing that is ours, or that are the
+    trainer's own and of no effect here."""
 
     file: Path
     values: Mapping[str, Any]
@@ -97,6 +98,7 @@ class Settings(Struct, dict=True):
     sections: list[Settings] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     text: str = ""
+    environment: Callable[[str], str | None] = lambda name: None
     unknown: set[str] = field(default_factory=set)
 
     def section(self, name: str) -> Settings:

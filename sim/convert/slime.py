@@ -20,6 +20,7 @@ from sim.convert.megatron.older import as_of_today
 from sim.convert.megatron.scenario import LISTED, described
 from sim.convert.named_models import BY_NAME, known_by_name, with_prediction
 from sim.convert.scripts.command_line import flags_of, words_behind, words_of
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Converted, Machine, Settings
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
@@ -48,25 +49,25 @@ PACKS = (
 )
 
 
-def is_slime(text: str) -> bool:
+def is_slime(script: Script) -> bool:
     """Tell whether a script has slime's flags of engines and trainers."""
-    return all(mark in text for mark in MARKS)
+    return all(mark in script.started for mark in MARKS)
 
 
-def convert_slime(file: Path, text: str, machine: Machine, seq_len: int | None = None) -> Converted:
+def convert_slime(file: Path, script: Script, machine: Machine, seq_len: int | None = None) -> Converted:
     """The scenario of the command's arguments.
 
     Raises:
         InputError: for fine-tuning, a critic, lengths that nothing says, and sizes that do not divide.
     """
-    words = words_of(file, text, ends=True)
-    script = next((word for word in words if word.rpartition("/")[2] in SCRIPTS), SCRIPTS[0])
+    words = words_of(script)
+    program = next((word for word in words if word.rpartition("/")[2] in SCRIPTS), SCRIPTS[0])
     given = flags_of(
-        words_behind(file, words, script), listed=(*LISTED, "sglang-cuda-graph-bs", "rollout-stop-token-ids")
+        words_behind(file, words, program), listed=(*LISTED, "sglang-cuda-graph-bs", "rollout-stop-token-ids")
     )
     notes: list[str] = []
     flags, written = as_of_today({"bf16": "fp16" not in given, **OF_ALL, **given}, notes)
-    s = Settings(file, flags, "--", written=written, notes=notes, text=text)
+    s = Settings(file, flags, "--", written=written, notes=notes, text=script.text)
     _refuse_others(s)
     gpus = machine.gpus or s.size("actor-num-nodes", 1) * s.size("actor-num-gpus-per-node", 8)
     machine = replace(machine, gpus=gpus, model=machine.model or _named(s))
@@ -77,7 +78,7 @@ def convert_slime(file: Path, text: str, machine: Machine, seq_len: int | None =
     elif {*POST_NORMS} <= s.values.keys():
         s.taken |= {*POST_NORMS}
         named["norm_position"] = "both"
-    rl = _rl(s, gpus, at_once=script.endswith("train_async.py"))
+    rl = _rl(s, gpus, at_once=program.endswith("train_async.py"))
     _split_experts(s, sections["model"], rl["generation"])
     s.missing.update(LENGTHS)
     s.taken.add(MASKLESS)  # its batches have lengths of texts

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import words_behind, words_of
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import ONE_TURN, Converted, Machine, Settings
 from sim.convert.verl_critic import critic_of, note_critic, of_critic
 from sim.convert.verl_files import as_usual, named_config, option_of, settings_of, typed_word
@@ -56,19 +57,19 @@ BYPASSES = "algorithm.rollout_correction.bypass_mode"
 CONFIG = "--config-name"
 
 
-def is_verl(text: str) -> bool:
+def is_verl(script: Script) -> bool:
     """Tell whether a script has verl's command of this kind, with arguments in it."""
-    return MODULE in text and any(word in text for word in (BATCH, CONFIG))
+    return MODULE in script.started and any(word in script.started for word in (BATCH, CONFIG))
 
 
-def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
+def convert_verl(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario of the command's arguments.
 
     Raises:
         InputError: for an estimator that needs further answers, an unknown model, and sizes that do not divide.
     """
-    values, megatron, notes = _arguments(file, text)
-    return _converted(Settings(file, values, text=text, notes=notes), machine, megatron)
+    values, megatron, notes = _arguments(file, script)
+    return _converted(Settings(file, values, text=script.text, notes=notes), machine, megatron)
 
 
 def convert_verl_config(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:
@@ -104,14 +105,14 @@ def _converted(s: Settings, machine: Machine, megatron: bool) -> Converted:
     return s.converted("verl", machine, sections)
 
 
-def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool, list[str]]:
+def _arguments(file: Path, script: Script) -> tuple[dict[str, Any], bool, list[str]]:
     """What the command and the config that it names set, by key, whether Megatron trains, and notes."""
-    behind = words_behind(file, words_of(file, text, ends=True), MODULE)
+    behind = words_behind(file, words_of(script), MODULE)
     pairs = (word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~")))
     values = {key: typed_word(value) for key, value in pairs}
     inherited, notes = list[str](), list[str]()
     if name := option_of(behind, CONFIG):
-        config, inherited, note = named_config(file, text, name)
+        config, inherited, note = named_config(file, script, name)
         if note and BATCH not in values:
             raise InputError(note)
         values, notes = config | values, [note] if note else []

@@ -15,6 +15,7 @@ import msgspec
 
 from sim.convert.interpolations import filled
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import flat
 
 ROOT = "actor_rollout_ref"
@@ -44,9 +45,9 @@ def settings_of(file: Path, data: Mapping[str, Any]) -> tuple[dict[str, Any], li
     return {key: value for key, value in found.items() if value != REQUIRED}, inherited
 
 
-def named_config(file: Path, text: str, name: str) -> tuple[dict[str, Any], list[str], str]:
-    """As `settings_of`, of the config that a command in the script `text` names, and a note where it is not there."""
-    data = named_mapping(file, text, f"{name.removesuffix('.yaml')}.yaml")
+def named_config(file: Path, script: Script, name: str) -> tuple[dict[str, Any], list[str], str]:
+    """As `settings_of`, of the config that a command in the script names, and a note where it is not there."""
+    data = named_mapping(file, script, f"{name.removesuffix('.yaml')}.yaml")
     if data is None:
         return {}, [name], "" if name.startswith(OWN) else NOT_THERE.format(file, name)
     return *settings_of(file, data), ""

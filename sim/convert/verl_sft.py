@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import flags_of, words_behind, words_of
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH
 from sim.convert.verl_files import as_usual, named_config, option_of, settings_of, typed_word
@@ -63,9 +64,9 @@ GROUPS = ("engine", "optim", "model")  # choices of a section's file, as Hydra h
 PADS = "without use_remove_padding texts are padded to data.max_length, and simulated so"
 
 
-def is_verl_sft(text: str) -> bool:
+def is_verl_sft(script: Script) -> bool:
     """Tell whether a script has verl's command of fine-tuning."""
-    return any(module in text for module in MODULES)
+    return any(module in script.started for module in MODULES)
 
 
 def is_verl_sft_config(data: Mapping[str, Any]) -> bool:
@@ -77,22 +78,22 @@ def is_verl_sft_config(data: Mapping[str, Any]) -> bool:
     return named and bool({"train_batch_size", "micro_batch_size_per_gpu", "max_length"} & of_data.keys())
 
 
-def convert_verl_sft(file: Path, text: str, machine: Machine) -> Converted:
+def convert_verl_sft(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario of a command's arguments.
 
     Raises:
         InputError: where the number of GPUs is nowhere stated, for an unknown model, and for sizes that do not divide.
     """
-    words = words_of(file, text, ends=True)
+    words = words_of(script)
     module = next((name for name in MODULES if name in words), MODULES[0])
     behind = words_behind(file, words, module)
     pairs = [word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~"))]
     values, inherited, notes = {key: typed_word(value) for key, value in pairs}, list[str](), list[str]()
     name = option_of(behind, CONFIG)
     if name and not name.startswith(OWN):
-        config, inherited, note = named_config(file, text, name)
+        config, inherited, note = named_config(file, script, name)
         values, notes = config | values, [note] if note else []
-    s = Settings(file, values, text=text, notes=notes)
+    s = Settings(file, values, text=script.text, notes=notes)
     gpus = machine.gpus or _launched(flags_of(words))
     return _converted(s, replace(machine, gpus=gpus), inherited, module == MODULES[2] or PARTIAL in values)
 

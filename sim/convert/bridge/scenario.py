@@ -30,6 +30,7 @@ from sim.convert.bridge.saved import (
 from sim.convert.megatron.model import windows_of
 from sim.convert.megatron.scenario import described
 from sim.convert.named_models import known_by_name
+from sim.convert.scripts.script_data import NO_SCRIPT, Script
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
@@ -228,9 +229,13 @@ def convert_recipe(file: Path, data: dict[str, Any], machine: Machine) -> Conver
 
 
 def convert_bridge(
-    file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None, text: str = ""
+    file: Path,
+    data: dict[str, Any],
+    machine: Machine,
+    paths: Mapping[str, str] | None = None,
+    script: Script = NO_SCRIPT,
 ) -> Converted:
-    """The scenario that the sections describe. `paths`: where the file has a section or a key, if elsewhere; `text`:
+    """The scenario that the sections describe. `paths`: where the file has a section or a key, if elsewhere; `script`:
     the file's, if it is a script, for messages with lines.
 
     Raises:
@@ -251,7 +256,7 @@ def convert_bridge(
     merged |= of_comm_overlap(data, merged, whole)
     flags, names = megatron_flags(merged, written)
     set_sizes(file, flags, machine)
-    s = Settings(file, flags, written=names, text=text)
+    s = Settings(file, flags, written=names, text=script.text, environment=script.variable)
     found = described(s, machine, _gpus(data))
     _add_lora(found, lora_of(file, data))
     if machine.model is not None and (asked.model is None or overrides):

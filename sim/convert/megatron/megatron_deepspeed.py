@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Settings
 from sim.core.errors import InputError
 from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO
@@ -33,7 +34,7 @@ WITHOUT_EFFECT = (
 )
 
 
-def of_deepspeed(file: Path, script: str, flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def of_deepspeed(file: Path, script: Script, flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """The flags with Megatron-DeepSpeed's settings by today's names; what is simulated otherwise is added to `notes`.
 
     Raises:
@@ -83,7 +84,7 @@ def _experts(flags: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _config(file: Path, script: str, flags: dict[str, Any], notes: list[str]) -> Settings | None:
+def _config(file: Path, script: Script, flags: dict[str, Any], notes: list[str]) -> Settings | None:
     """The file of `--deepspeed_config`; None, and a note, where it is nowhere."""
     name = flags.get("deepspeed-config")
     config = named_mapping(file, script, name) if isinstance(name, str) else None

@@ -24,8 +24,17 @@ from sim.convert.megatron.older import PLAIN_LINEAR, as_of_today
 from sim.convert.megatron.optimizer import master_weights, moments
 from sim.convert.megatron.refused import plain_name, require_described
 from sim.convert.megatron.stages import pipeline_of
-from sim.convert.scripts.command_line import OF_ALL_NODES, SLURM, flags_of, require_one, slurm_flags, words_of
+from sim.convert.scripts.command_line import (
+    OF_ALL_NODES,
+    SLURM,
+    flags_of,
+    require_one,
+    slurm_flags,
+    words_of,
+    words_that,
+)
 from sim.convert.scripts.environment import backend_of, workspaces_of
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
@@ -60,28 +69,31 @@ OWN = {"moe-expert-rank-capacity-factor", "tp-comm-overlap-ag", "tp-comm-overlap
 FP8_RECIPE = "delayed"  # --fp8-recipe's default
 
 
-def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
+def convert_megatron(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario that the flags describe.
 
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
-    words = words_of(file, text, ends=True)
+    words = words_of(script)
     require_described(file, words, machine)
     for mark in MARKS:
         require_one(file, words, mark)
-    given = {**_of_mpi(words), **_of_srun(words), **flags_of(words, listed=LISTED)}
+    own = words_that(words, lambda command: not flags_of(command).keys().isdisjoint(MARKS))
+    given = {**_of_mpi(words), **_of_srun(words), **flags_of(own, listed=LISTED)}
     if any(plain_name(word) in HYBRID_SCRIPTS for word in words):
         given["is-hybrid-model"] = True
     notes: list[str] = []
     if "deepspeed" in given:
-        given = of_deepspeed(file, text, given, notes)
+        given = of_deepspeed(file, script, given, notes)
     flags, written = as_of_today(given, notes)
-    if (kernel := backend_of(text)) is not None and "attention-backend" not in flags:
+    if (kernel := backend_of(script)) is not None and "attention-backend" not in flags:
         flags["attention-backend"] = kernel
         written["attention-backend"] = "NVTE_FLASH_ATTN and NVTE_FUSED_ATTN, read as --attention-backend"
-    slurm = {name: number for name, number in slurm_flags(text).items() if not str(flags.get(name)).isdigit()}
-    s = Settings(file, flags | slurm, "--", written=written, notes=notes, text=text)
+    slurm = {
+        name: number for name, number in slurm_flags(script.directives).items() if not str(flags.get(name)).isdigit()
+    }
+    s = Settings(file, flags | slurm, "--", written=written, notes=notes, text=script.text, environment=script.variable)
     sections = described(s, machine, _stated_gpus(s, machine))
     if machine.model is not None:
         note_other_sizes(s, machine.model)
@@ -206,7 +218,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             **fusions(s, framework),
-            "cublas_workspace_config": workspaces_of(s.text),
+            "cublas_workspace_config": workspaces_of(s.environment),
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),

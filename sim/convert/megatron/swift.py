@@ -16,6 +16,7 @@ from sim.convert.megatron.attention import MASKLESS
 from sim.convert.megatron.scenario import LISTED, convert_megatron
 from sim.convert.named_models import BY_NAME, known_by_name, named_model, with_prediction
 from sim.convert.scripts.command_line import SWITCHES, flags_of, words_of
+from sim.convert.scripts.script_data import Script, of_words
 from sim.convert.settings import OF_A_PAIR, Converted, Machine
 from sim.convert.trainer_arguments.adapters import TARGETS
 from sim.core.errors import InputError
@@ -23,7 +24,6 @@ from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import resolve_model
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])(?:megatron|_megatron/)[ \t]*(sft|pt|rlhf|grpo)(?:\.py)?(?=[\s\\])")
-PROCESSES = re.compile(r"(?m)(?:^|(?<=\s))(NPROC_PER_NODE|nproc_per_node|NNODES)=[\"']?(\d+)")
 DEFAULTS: dict[str, str] = {
     "bf16": "true",
     "micro-batch-size": "1",
@@ -91,21 +91,21 @@ SMALL = (
 IN_MEGATRON = "-mcore"  # how its examples end a folder of weights that were turned into Megatron's, until release 4
 
 
-def is_swift_megatron(text: str) -> bool:
+def is_swift_megatron(script: Script) -> bool:
     """Tell whether a script runs ms-swift's trainer with Megatron-Core."""
-    return COMMAND.search(text) is not None
+    return COMMAND.search(script.started) is not None
 
 
-def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None = None) -> Converted:
+def convert_swift(file: Path, script: Script, machine: Machine, seq_len: int | None = None) -> Converted:
     """The scenario of the command's arguments.
 
     Raises:
         InputError: for other objectives than next tokens, an unknown model and a missing length.
     """
-    flags = DEFAULTS | flags_of(words_of(file, text, ends=True), listed=(*LISTED, MODULES))
+    flags = DEFAULTS | flags_of(words_of(script), listed=(*LISTED, MODULES))
     notes: list[str] = []
-    in_pairs = _in_pairs(file, text, flags)
-    machine = _machine(file, text, machine, flags, notes)
+    in_pairs = _in_pairs(file, script, flags)
+    machine = _machine(file, script, machine, flags, notes)
     length = seq_len or flags.pop(LENGTH, None)
     if length is None:
         raise InputError(f"{file}: --max_length: is required and missing: give --seq-len N")
@@ -120,7 +120,7 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     if packs or SWITCHES.get(str(flags.get("padding-free")).lower()) is not False:
         added[MASKLESS] = "true"  # its default (template/base.py: a 4-dimensional mask without `padding_free` alone)
     read = {name: value for name, value in flags.items() if name not in OWN}
-    result = convert_megatron(file, _command(read | added), machine)
+    result = convert_megatron(file, of_words(_command(read | added)), machine)
     predicted = str(flags.get("mtp-num-layers", "0"))  # none by default, whatever the checkpoint has
     if predicted.isdecimal():
         result.scenario["model"] = with_prediction(str(machine.model), int(predicted))
@@ -135,13 +135,13 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     return replace(result, notes=(*notes, *result.notes, *(packed if packs else ())))
 
 
-def _in_pairs(file: Path, text: str, flags: dict[str, Any]) -> bool:
+def _in_pairs(file: Path, script: Script, flags: dict[str, Any]) -> bool:
     """Tell whether the command trains on pairs of answers, and take the flags of that.
 
     Raises:
         InputError: for other objectives than that and next tokens.
     """
-    found = COMMAND.search(text)
+    found = COMMAND.search(script.started)
     if found is None or found[1] in ("sft", "pt"):
         return False
     kind = flags.pop("rlhf-type", None)
@@ -155,10 +155,10 @@ def _in_pairs(file: Path, text: str, flags: dict[str, Any]) -> bool:
     return True
 
 
-def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any], notes: list[str]) -> Machine:
+def _machine(file: Path, script: Script, machine: Machine, flags: dict[str, Any], notes: list[str]) -> Machine:
     """The machine with the number of processes of the command's variables and the model that it names."""
     if machine.gpus is None:
-        machine = replace(machine, gpus=processes_of(text))
+        machine = replace(machine, gpus=processes_of(script))
     named = flags.get("model")
     if machine.model is not None:
         return machine
@@ -171,10 +171,10 @@ def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any], not
     return replace(machine, model=named_model(file, f"{file}: model", named, notes))
 
 
-def processes_of(text: str) -> int | None:
+def processes_of(script: Script) -> int | None:
     """The processes that the launchers of ms-swift and LLaMA-Factory start, by their variables; None without them."""
-    counts = {name.upper(): int(number) for name, number in PROCESSES.findall(text)}
-    return counts["NPROC_PER_NODE"] * counts.get("NNODES", 1) if "NPROC_PER_NODE" in counts else None
+    each, nodes = script.variable("NPROC_PER_NODE"), script.variable("NNODES") or "1"
+    return int(each) * int(nodes) if each and each.isdecimal() and nodes.isdecimal() else None
 
 
 def _lora(file: Path, flags: dict[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _command(image: object, own: list[str], words: list[str], environment: objec
     yield from (f"export {name}={_quoted(value)}" for name, value in _variables(environment))
     name, tagged, tag = str(image or "").rpartition(":")
     if own and tagged:
-        yield f": {name}=={tag}"
+        yield f"pip install {name}=={tag}"
     all_words = own + words
     if (script := _of_a_shell(all_words)) is not None:
         yield script

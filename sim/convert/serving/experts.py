@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sim.convert.scripts.environment import ALL2ALL, assigned
+from sim.convert.scripts.environment import ALL2ALL
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Settings, without_none
 from sim.core.errors import InputError
 
@@ -15,12 +16,13 @@ STAGES = {"vLLM": "VLLM_PP_LAYER_PARTITION", "SGLang": "SGLANG_PP_LAYER_PARTITIO
 COUNTS = re.compile(r"\d+(?:,\d+)*")
 
 
-def by_environment(s: Settings, text: str, product: str) -> dict[str, str]:
+def by_environment(s: Settings, script: Script, product: str) -> dict[str, str]:
     """What the engine is told by variables; the all-to-all of vLLM before 0.12 (envs.py), by a flag in later ones.
     Notes call such a setting by its variable."""
     names = {"all2all": ALL2ALL if product == "vLLM" else "", "stages": STAGES.get(product, "")}
-    given = assigned(text)
-    told = {key: given[name] for key, name in names.items() if name in given and key not in s.values}
+    told = {
+        key: value for key, name in names.items() if name and key not in s.values and (value := script.variable(name))
+    }
     s.written = {**s.written, **{key: f"{names[key]}={value}" for key, value in told.items()}}
     return told
 

@@ -13,13 +13,14 @@ FILE = Path(__file__).with_name("flags.yaml")
 
 
 class Server(Struct, frozen=True):
-    """An engine: how its commands start, `unless` they have a word, its flags for each setting, and flags by their
-    names with one dash."""
+    """An engine: how its commands start, `unless` they have a word, its flags for each setting, flags by their names
+    with one dash, and patterns of flags without a value."""
 
     starts: tuple[str, ...]
     flags: dict[str, str]
     unless: tuple[str, ...] = ()
     short: dict[str, str] = field(default_factory=dict)
+    switches: str = ""
 
 
 class Benchmark(Server, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class Benchmark(Server, frozen=True, kw_only=True):
     middle; `ratio`: where it begins, if no flag says it. `burstiness`: of the gaps between requests, if no flag says
     it, None: of a Poisson process. `exact_rate`: the gaps are scaled so that their sum is what the rate says.
     `temperature`: of its requests, if no flag says it; None: the server's. `own_server`: settings of the engine that it
-    starts. `note`: for the reader of the scenario."""
+    starts. `dataset`: whose requests it sends, if no flag says it. `note`: for the reader of the scenario."""
 
     defaults: dict[str, int]
     range_ends_at_length: bool = False
@@ -36,6 +37,7 @@ class Benchmark(Server, frozen=True, kw_only=True):
     exact_rate: bool = False
     temperature: float | None = 0.0
     own_server: dict[str, Any] = field(default_factory=dict)
+    dataset: str = ""
     note: str = ""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Settings
 
 HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
@@ -62,7 +63,7 @@ WITHOUT_EFFECT = (
 )
 
 
-def options_of(s: Settings, text: str) -> dict[str, Any]:
+def options_of(s: Settings, script: Script) -> dict[str, Any]:
     """The keys of the YAML that the command names, those of sections with a dot; a note where it is nowhere.
 
     Raises:
@@ -72,7 +73,7 @@ def options_of(s: Settings, text: str) -> dict[str, Any]:
     if name is None:
         return {}
     s.taken.update(FLAGS)
-    options = named_mapping(s.file, text, name)
+    options = named_mapping(s.file, script, name)
     if options is None:
         s.notes.append(f"{name}, which has further options, is neither in the script nor beside it: defaults are taken")
     return _flat(options or {})

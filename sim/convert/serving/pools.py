@@ -14,6 +14,7 @@ from typing import Any
 
 from sim.convert.scripts.command_line import ENDS, flags_of
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Settings, without_none
 from sim.core.errors import InputError
 
@@ -38,15 +39,15 @@ def is_further_node(s: Settings) -> bool:
     return "headless" in s.values or any(str(s.values.get(name, "0")).strip() not in ("0", "True") for name in FURTHER)
 
 
-def name_roles(servers: list[Settings], words: list[str], text: str) -> None:
+def name_roles(servers: list[Settings], words: list[str], script: Script) -> None:
     """Set the roles that Dynamo's flags give, or a proxy among the file's `words`, or TensorRT-LLM's orchestrator,
-    whose YAML the file's `text` may write. Beside a server that computes prompts, one without a flag adds tokens
+    whose YAML the script may write. Beside a server that computes prompts, one without a flag adds tokens
     (components/src/dynamo/vllm/main.py)."""
     _by_proxy([s for s in servers if _kv_role(s) == BOTH], words)
     for s in servers:
         if (role := SERVER_ROLES.get(str(s.values.get("role")).lower())) is not None:
             s.values = {**s.values, "role": role}
-    config = _orchestrator(servers[0].file, words, text)
+    config = _orchestrator(servers[0].file, words, script)
     _by_urls([s for s in servers if "role" not in s.values], config)
     for s in servers if CONDITIONAL in config else ():
         s.notes.append(f"{CONDITIONAL}: prefill servers compute every prompt here, short ones too")
@@ -89,14 +90,14 @@ def _by_proxy(servers: list[Settings], words: list[str]) -> None:
             s.notes.append(f"kv_role {BOTH}: a proxy's command ({flags}) says which servers compute prompts")
 
 
-def _orchestrator(file: Path, words: list[str], text: str) -> Mapping[str, Any]:
+def _orchestrator(file: Path, words: list[str], script: Script) -> Mapping[str, Any]:
     """The YAML of `trtllm-serve disaggregated`; empty where the file has no such command."""
     for i, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] == "trtllm-serve" and words[i + 1] == "disaggregated":
             ends = next((k for k in range(i, len(words)) if words[k] in ENDS), len(words))
             flags = flags_of(words[i + 2 : ends], short=True)
             name = next((flags[flag] for flag in ("c", "config-file", "config") if flag in flags), None)
-            return {} if name is None else named_mapping(file, text, str(name)) or {}
+            return {} if name is None else named_mapping(file, script, str(name)) or {}
     return {}
 
 

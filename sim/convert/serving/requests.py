@@ -120,6 +120,14 @@ def states_lengths(b: Settings) -> bool:
     return b.values.get("dataset", RANDOM) == RANDOM or bool({*LENGTHS} & b.values.keys())
 
 
+def of_defaults(b: Settings, found: dict[str, Any]) -> str:
+    """What to say where no flag says how long the requests are."""
+    lengths = f"prompts of {found['prompt_len']:,} and answers of {found['output_len']:,} tokens"
+    return (
+        "" if {*LENGTHS} & b.values.keys() else f"requests: {lengths}, the benchmark's defaults, as no flag says them"
+    )
+
+
 def assumed(s: Settings, requests: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """Requests whose lengths the file does not state, shortened to the engine's limit."""
     found = requests if limit is None else within(requests, limit)

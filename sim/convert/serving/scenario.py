@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.scripts.command_line import SWITCHES, flags_of, words_of
 from sim.convert.scripts.containers import SHELLS
+from sim.convert.scripts.script_data import Script
 from sim.convert.serving import pools as pools
 from sim.convert.serving.adapters import adapters_of
 from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
@@ -21,7 +23,15 @@ from sim.convert.serving.graphs import cache_bytes, cache_tokens, graphs_of, jso
 from sim.convert.serving.names import Server, names_of_flags
 from sim.convert.serving.offline import BENCH, bench_limits, offline_tokens
 from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, options_of
-from sim.convert.serving.requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
+from sim.convert.serving.requests import (
+    RANDOM,
+    assumed,
+    of_dataset,
+    of_defaults,
+    requests_of,
+    states_lengths,
+    with_dataset,
+)
 from sim.convert.serving.sampling import sampling_of
 from sim.convert.serving.tiers import GIB, tiers_of
 from sim.convert.serving.waits import waits_of
@@ -36,8 +46,10 @@ from sim.variants.engines.defaults import MAX_PREFILL_TOKENS
 from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
+DATA, SHAREGPT = "dataset-path", "sharegpt"  # vLLM's benchmark_serving.py takes a file for one of ShareGPT
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TO_SHELL = (*SHELLS, "-c", "-lc")  # the last two behind `--entrypoint bash IMAGE`
+V1, SINCE_V1 = "VLLM_USE_V1", (0, 8)  # whose releases have V1 by default
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
@@ -46,25 +58,25 @@ LISTED = (
 )
 
 
-def is_serving(text: str) -> bool:
+def is_serving(script: Script) -> bool:
     """Tell whether a script starts a serving engine or measures one."""
-    words, names = " ".join(text.split()), names_of_flags()
+    words, names = script.started, names_of_flags()
     return any(start in words for one in (*names.servers.values(), *names.benchmarks.values()) for start in one.starts)
 
 
-def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
+def convert_serving(file: Path, script: Script, machine: Machine) -> Converted:
     """The scenario that the server's and the benchmark's flags describe.
 
     Raises:
         InputError: without a server's command or a model, or for a value that a flag cannot have.
     """
-    words = words_of(file, text, ends=True)
-    servers = _servers(file, text, words)
+    words = words_of(script)
+    servers = _servers(file, script, words)
     product, s, with_roles = _main(file, servers)
     model = _model(s, machine)
     for _, one in servers:  # all serve one checkpoint
         one.values = {**{key: s.values[key] for key in ("quantization",) if key in s.values}, **one.values}
-    engine = _engine(s, product, words)
+    engine = _engine(s, product, words, script)
     layout, settings = _replica(product, s, machine, model)
     inference: dict[str, Any] = {"engine": engine, **settings, **_router(product, s, layout)}
     if with_roles:
@@ -140,14 +152,24 @@ def _with_requests(
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
         return {"requests": assumed(s, requests_of(Settings(s.file, {}), names.benchmarks["vLLM"]), limit)}, left
     which, of_benchmark = benchmark
+    others = [flags for name, flags in _commands(words, names.benchmarks) if name == which and flags != of_benchmark]
+    if others:
+        both = (" ".join(_only(one, other)) for one, other in ((of_benchmark, others[0]), (others[0], of_benchmark)))
+        raise InputError(
+            f"{s.file}: {len(others) + 1} commands of the benchmark differ ({', '.join(both)}): keep the one that is "
+            "meant, or give what differs by --var NAME=VALUE"
+        )
     b = _settings(s.file, of_benchmark, names.benchmarks[which])
     if (dataset := _first(words, names.datasets)) is not None and which == dataset[0]:
         with_dataset(b, _settings(s.file, dataset[1], names.datasets[which]))
+    usual = names.benchmarks[which].dataset
+    if not b.values.keys() & {"dataset", "prompt", "output"} and (usual or DATA in b.values):
+        b.values = {**b.values, "dataset": usual or SHAREGPT}
     said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
     sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
     found = requests_of(b, names.benchmarks[which], engine)
-    s.notes += b.notes
+    s.notes += [*b.notes, *filter(None, [of_defaults(b, found) if stated else ""])]
     found = found if stated else assumed(s, found, limit)
     tokens = offline_tokens(s, machine, engine, which)
     requests = without_none({"max_batch_tokens": tokens, "sampling": sampling, "requests": found})
@@ -157,7 +179,13 @@ def _with_requests(
     return requests, left | {*b.left()}
 
 
-def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Settings]]:
+def _only(words: list[str], others: list[str]) -> list[str]:
+    """The flags of a command that the other does not have so."""
+    own, theirs = flags_of(words), flags_of(others)
+    return [f"--{name} {value}" for name, value in own.items() if theirs.get(name) != value][:2]
+
+
+def _servers(file: Path, script: Script, words: list[str]) -> list[tuple[str, Settings]]:
     """Whose each server is, and its settings; one for all nodes of a server.
 
     Raises:
@@ -177,15 +205,15 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
         raise InputError(f"{file}: starts no server that is known: {known}")
     found[0][1].values = {**_own_server(words), **found[0][1].values}
     for name, s in found:
-        options = options_of(s, text)
+        options = options_of(s, script)
         if name == TENSORRT_LLM:
             s.values = {**s.values, **of_tensorrt_llm(options, s)}
         else:
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
-            s.values = {**values, **by_environment(s, text, name), **s.values}
-    pools.name_roles([s for _, s in found], words, text)
+            s.values = {**values, **by_environment(s, script, name), **s.values}
+    pools.name_roles([s for _, s in found], words, script)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
@@ -263,11 +291,32 @@ def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, l
 def _settings(file: Path, words: list[str], names: Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
     words = words[1:] if words[:1] == ["serve"] else words
-    words = [OPTIMIZATION.sub("-O=", word) for word in words]
+    words, stated = _apart([OPTIMIZATION.sub("-O=", word) for word in words], names)
     values, written = _by_setting(flags_of(words, short=True, listed=LISTED), names)
-    if words and not words[0].startswith("-"):
-        values["model"] = words[0]
+    if stated:
+        values.setdefault("model", stated[0])
     return Settings(file, values, written=written)
+
+
+def _apart(words: list[str], names: Server) -> tuple[list[str], list[str]]:
+    """The flags with their values, and words that are no flag's, wherever they stand (argparse, "positional")."""
+    flags: list[str] = []
+    stated: list[str] = []
+    takes = several = switch = False
+    for word in words:
+        if re.match("--?[A-Za-z]", word):
+            name = word.lstrip("-").replace("_", "-")
+            name = names.short.get(name, name)
+            flags.append(word)
+            takes, several = "=" not in word, name in LISTED
+            switch = any(fnmatchcase(name, one) for one in names.switches.split())
+        elif takes and not (switch and word.lower() not in SWITCHES):
+            flags.append(word)
+            takes = several
+        else:
+            stated.append(word)
+            takes = False
+    return flags, stated
 
 
 def _by_setting(flags: Mapping[str, Any], names: Server) -> tuple[dict[str, Any], dict[str, str]]:
@@ -285,12 +334,16 @@ def _by_setting(flags: Mapping[str, Any], names: Server) -> tuple[dict[str, Any]
     return values, written
 
 
-def _engine(s: Settings, product: str, words: list[str]) -> str:
-    """The engine's record, by the version of a container (`vllm-openai:v0.11.0`) or package (`vllm==0.11.0`)."""
+def _engine(s: Settings, product: str, words: list[str], script: Script) -> str:
+    """The engine's record, by the version of a container (`vllm-openai:v0.11.0`) or package (`vllm==0.11.0`), or the
+    newest of those before vLLM's V1, where a variable says so (vllm/envs.py of 0.8 to 0.10)."""
     tags = tuple(word for word in words if VERSIONED.search(word) and product.lower() in word.lower())
     engine = engine_named((product, *tags))
     assert engine is not None  # each server of the file has a record
     why = f"by the version in {tags[0]}" if tags else "the newest of its product"
+    if product == "vLLM" and script.variable(V1) == "0" and engine.since >= SINCE_V1:
+        engine = [one for one in ENGINES.values() if one.product == product and one.since < SINCE_V1][-1]
+        why = f"{V1}=0 chooses the engine before V1, which releases from 0.11 on do not have"
     s.notes.append(f"engine {engine.name}: {why}; for another version write inference.engine")
     return engine.name
 

@@ -69,13 +69,16 @@ REPLICA_GROUPS = (
 WITHIN_TEXTS = "attention stays within a text there; a sequence is simulated as one, training.packing describes several"
 
 
-def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
-    """The scenario of a TOML file, or of a Python config's `function` (needed where the file has several).
+def convert_torchtitan(
+    file: Path, text: str, machine: Machine, function: str | None = None, data: dict[str, Any] | None = None
+) -> Converted:
+    """The scenario of a TOML file, or of a Python config's `function` (needed where the file has several). `data`: the
+    TOML's keys, where a command overrides some.
 
     Raises:
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
-    tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text)
+    tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text, data)
     of_classes = file.suffix == ".py" and not is_job(text)  # since release 0.3.0
     s = _settings(file, text, tables, of_classes)
     s.taken |= {"model.name", "model.flavor"}
@@ -141,9 +144,9 @@ def _in_graph(s: Settings, layout: dict[str, Any]) -> bool:
     return not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and (layout["ep"] is None or without_cpu)
 
 
-def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
+def _toml(file: Path, text: str, data: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     try:
-        data = tomllib.loads(text)
+        data = tomllib.loads(text) if data is None else data
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file}: not TOML: {error}") from None
     refuse_alike(file, data)

@@ -104,4 +104,7 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
     if layout["zero"] and not every and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
         layout["accumulate_unsharded"] = True
         s.notes += [] if "fsdp_version" in layout else [SUMMED_WHOLE]
-    return layout, own.flag("activation_checkpointing")
+    recomputes = own.flag("activation_checkpointing")
+    if own.flag("activation_checkpointing_offload") and recomputes:  # accelerate/utils/fsdp_utils.py
+        s.values = {**s.values, "activation_offloading": "true"}
+    return layout, recomputes

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.megatron.swift import processes_of
-from sim.convert.scripts.command_line import COMMENT, ENDS, SWITCHES, flags_of, require_one, words_of
+from sim.convert.scripts.command_line import ENDS, SWITCHES, flags_of, require_one, words_of, words_that
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.trainer_arguments.accelerate import of_accelerate, with_flags
 from sim.convert.trainer_arguments.llama_factory import DEFAULTS
 from sim.convert.trainer_arguments.objectives import OF_SCRIPT, script_objective
@@ -50,11 +51,16 @@ SERVING = (("vllm", "serve"), ("swift", "rollout"))
 PROCESSES = (("num_processes", None), ("nproc_per_node", "nnodes"), ("num_gpus", "num_nodes"))
 
 
-def is_launched(text: str) -> bool:
+def is_launched(script: Script) -> bool:
     """Tell whether a text is a command with Transformers' arguments, all of which TRL's own command may leave out."""
-    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK) or _is_trl(
-        COMMENT.sub("", text).split()
-    )
+    words = words_of(script)
+    return any(word.partition("=")[0].replace("-", "_") == f"__{MARK}" for word in words) or _is_trl(words)
+
+
+def _trains(file: Path, script: Script, words: list[str]) -> bool:
+    """Tell whether a command has Transformers' arguments, or names a file of them."""
+    own = MARK.replace("_", "-") in flags_of(words) or has_runner(words)
+    return own or bool(_recipes(file, script, words))
 
 
 def _is_trl(words: list[str]) -> bool:
@@ -67,12 +73,12 @@ def _runs(word: str, after: str, *names: str) -> bool:
     return after in RUNNERS.get(program, ()) and program in (names or RUNNERS)
 
 
-def runs_recipe(file: Path, text: str) -> bool:
+def runs_recipe(file: Path, script: Script) -> bool:
     """Tell whether a command names a file of Transformers' arguments: one of `RUNNERS`, or of `accelerate launch` with
-    its own config."""
-    words = words_of(file, text) if LAUNCHER in text or has_runner(text.split()) else []
-    asked = has_runner(words) or (LAUNCHER in text and CONFIG in text)
-    return asked and bool(_recipes(file, text, words))
+    its own config, or any with a file that has them."""
+    words = words_of(script)
+    asked = has_runner(words) or (LAUNCHER in script.started and CONFIG in script.started)
+    return any(asked or MARK in recipe for recipe in _recipes(file, script, words).values())
 
 
 def has_runner(words: list[str]) -> bool:
@@ -80,22 +86,23 @@ def has_runner(words: list[str]) -> bool:
     return MODULE in words or any(_runs(word, after) for word, after in pairwise(words))
 
 
-def _recipes(file: Path, text: str, words: list[str]) -> dict[str, dict[str, Any]]:
+def _recipes(file: Path, script: Script, words: list[str]) -> dict[str, dict[str, Any]]:
     """The files of Transformers' arguments that a script's commands name, by name."""
     named = (word for before, word in pairwise(["", *words]) if {before, word.partition("=")[0]}.isdisjoint(OF_OTHERS))
     names = [word.rpartition("=")[2] for word in named]
-    found = {name: named_mapping(file, text, name) for name in names if name.endswith(DATA)}
+    found = {name: named_mapping(file, script, name) for name in names if name.endswith(DATA)}
     return {name: data for name, data in found.items() if data is not None and is_training_arguments(data)}
 
 
-def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | None]:
+def launched_arguments(file: Path, script: Script) -> tuple[dict[str, Any], int | None]:
     """The arguments as `TrainingArguments` in a file has them, and the number of processes if the command says it.
 
     Raises:
         InputError: for a config file of Accelerate that is not there, and a script that trains for something else than
             next tokens.
     """
-    words, server = without_server(words_of(file, text, ends=True))
+    words, server = without_server(words_of(script))
+    words = words_that(words, lambda command: _trains(file, script, command))
     objective = script_objective(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
@@ -104,8 +111,8 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
         flags["deepspeed"] = flags.pop("deepspeed_config")  # of `deepspeed.add_config_arguments`
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
-    config = accelerate_config(file, text, flags)
-    recipe = _of_recipe(file, text, words, flags)
+    config = accelerate_config(file, script, flags)
+    recipe = _of_recipe(file, script, words, flags)
     if not recipe and MARK not in flags and not _is_trl(words):
         raise InputError(f"{file}: --{MARK} stands in the file, but in no command that could be read")
     data = of_accelerate(file, config) | recipe
@@ -118,7 +125,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     data |= {SERVER: server} if server else {}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)
-        if isinstance(name, str) and name[:1] != "{" and (named := named_mapping(file, text, name)) is not None:
+        if isinstance(name, str) and name[:1] != "{" and (named := named_mapping(file, script, name)) is not None:
             data[key] = named
     processes = config.get("num_processes")
     for each, nodes in PROCESSES:
@@ -126,7 +133,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             many = flags.get(nodes, 1) if nodes else 1
             processes = count * many if type(many) is int else None
             break
-    processes = _included(words) or processes or (processes_of(text) if has_runner(words) else None)
+    processes = _included(words) or processes or (processes_of(script) if has_runner(words) else None)
     return data, processes if type(processes) is int else None
 
 
@@ -150,10 +157,12 @@ def _included(words: list[str]) -> int:
     return sum(len(host.split(",")) for host in hosts) if all(hosts) else 0
 
 
-def _of_recipe(file: Path, text: str, words: list[str], flags: dict[str, Any]) -> dict[str, Any]:
+def _of_recipe(file: Path, script: Script, words: list[str], flags: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the recipe that a command without any of its own names; its name is taken out of `flags`."""
     by_runner = has_runner(words)
-    recipes = _recipes(file, text, words) if by_runner or (LAUNCHER in text and MARK not in flags) else {}
+    recipes = _recipes(file, script, words)
+    if not by_runner and (LAUNCHER not in script.started or MARK in flags):
+        recipes = {name: data for name, data in recipes.items() if name == flags.get("config")}
     if len(recipes) > 1:
         raise InputError(f"{file}: names {len(recipes)} recipes ({', '.join(recipes)}): keep the one that runs")
     for name, arguments in recipes.items():
@@ -195,7 +204,7 @@ def typed(value: Any) -> Any:
     return int(value) if value.isdecimal() else SWITCHES.get(value.lower(), value)
 
 
-def accelerate_config(file: Path, script: str, flags: dict[str, Any]) -> dict[str, Any]:
+def accelerate_config(file: Path, script: Script, flags: dict[str, Any]) -> dict[str, Any]:
     """The config file that `accelerate launch` names, and what its flags say, which are taken out of `flags`.
 
     Raises:
@@ -209,4 +218,4 @@ def accelerate_config(file: Path, script: str, flags: dict[str, Any]) -> dict[st
         if config is None:
             where = f"here or beside {file.name}, and the script does not write it"
             raise InputError(f"{file}: --config_file: found '{name[:100]}'; no such file, {where}")
-    return with_flags(config or {}, flags) if LAUNCHER in script else config or {}
+    return with_flags(config or {}, flags) if LAUNCHER in script.started else config or {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.scripts.command_line import SWITCHES, flags_of, words_behind, words_of
+from sim.convert.scripts.script_data import Script
 
 MODULE = "openrlhf.cli.train_sft"
 # By today's name: what it is here, and its former names.
@@ -62,18 +63,18 @@ OF_ZERO = ("stage", "zero_hpz_partition_size", "overlap_comm")
 RING = {"ring_attn_func": "varlen_llama3"}  # ring_flash_attn's `llama3` functions (models/ring_attn_utils.py)
 
 
-def is_openrlhf(text: str) -> bool:
+def is_openrlhf(script: Script) -> bool:
     """Tell whether a script has this command."""
-    return MODULE in text
+    return MODULE in script.started
 
 
-def openrlhf_arguments(file: Path, text: str) -> tuple[dict[str, Any], list[str]]:
+def openrlhf_arguments(file: Path, script: Script) -> tuple[dict[str, Any], list[str]]:
     """DeepSpeed's settings with keys of the trainer, and notes.
 
     Raises:
         InputError: where the command cannot be found.
     """
-    words = words_of(file, text, ends=True)
+    words = words_of(script)
     flags = flags_of(words_behind(file, words, MODULE), listed=LISTED)
     left = sorted(name for name in flags if name not in OURS and not HARMLESS.fullmatch(name))
     notes = [f"not expressed here: {', '.join(f'--{name}' for name in left)}"] if left else []

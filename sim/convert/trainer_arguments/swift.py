@@ -17,6 +17,7 @@ from typing import Any
 from sim.convert.megatron.swift import processes_of
 from sim.convert.scripts.command_line import ENDS, flags_of, words_of
 from sim.convert.scripts.named_files import named_mapping
+from sim.convert.scripts.script_data import Script
 from sim.convert.settings import Machine
 from sim.convert.trainer_arguments.accelerate import of_accelerate
 from sim.convert.trainer_arguments.launched import LAUNCHERS, SERVER, accelerate_config, typed, without_server
@@ -24,8 +25,7 @@ from sim.convert.trainer_arguments.objectives import OF_SCRIPT, OF_SWIFT
 from sim.core.errors import InputError
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
-ALONE = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?CUDA_VISIBLE_DEVICES=[\"']?\d+[\"']?(?=[\s\\;]|$)")
-LAUNCHER = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed[ \t]+-|N(?:PROC_PER_)?NODES?=")
+LAUNCHER = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed[ \t]+-")
 TYPES = ("tuner_type", "train_type", "sft_type")
 MODULES = "target_modules"
 LEAST_BATCH = 16  # sequences, to which gradient_accumulation_steps is chosen where it is not given
@@ -82,9 +82,9 @@ FSDP2 = {
 }
 
 
-def is_swift(text: str) -> bool:
+def is_swift(script: Script) -> bool:
     """Tell whether a script runs ms-swift's trainer of Transformers."""
-    return COMMAND.search(text) is not None
+    return COMMAND.search(script.started) is not None
 
 
 def is_swift_config(data: Mapping[str, Any]) -> bool:
@@ -93,25 +93,25 @@ def is_swift_config(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("model"), str) and of_trainer
 
 
-def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, Any], int | None]:
+def swift_arguments(file: Path, script: Script, machine: Machine) -> tuple[dict[str, Any], int | None]:
     """The arguments by the names of `TrainingArguments` and LLaMA-Factory, and the number of processes if known.
 
     Raises:
         InputError: for other objectives than next tokens.
     """
-    found = COMMAND.search(text)
+    found = COMMAND.search(script.started)
     if found is not None and found[1] in ("grpo", "gkd"):
         raise InputError(f"{file}: swift {found[1]}: can be converted: swift sft, pt and rlhf")
-    words, server = without_server(words_of(file, text, ends=True))
+    words, server = without_server(words_of(script))
     words = _that_trains(words)
     flags = flags_of(words, listed=("target-modules", "lora-target-modules", "dataset", "loss-type", "reward-model"))
-    data = _of_file(file, text, words) | {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    data = _of_file(file, script, words) | {name.replace("-", "_"): typed(value) for name, value in flags.items()}
     if found is not None and found[1] == "rlhf":
         data.setdefault(OF_SWIFT, "dpo")
-    config = accelerate_config(file, text, data)
+    config = accelerate_config(file, script, data)
     data = of_accelerate(file, config) | {name: value for name, value in data.items() if name not in LAUNCHERS}
     started = config.get("num_processes")
-    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
+    processes = machine.gpus or processes_of(script) or (started if type(started) is int else None) or _alone(script)
     return arguments_of(data, server, processes), processes
 
 
@@ -123,7 +123,7 @@ def _that_trains(words: list[str]) -> list[str]:
     return [word for group in trains for word in (*group, ";")] or words
 
 
-def _of_file(file: Path, text: str, words: list[str]) -> dict[str, Any]:
+def _of_file(file: Path, script: Script, words: list[str]) -> dict[str, Any]:
     """The arguments in the file that stands behind `swift sft` (cli/main.py: `parse_yaml_args`).
 
     Raises:
@@ -131,7 +131,7 @@ def _of_file(file: Path, text: str, words: list[str]) -> dict[str, Any]:
     """
     behind = (after for before, after in pairwise(words) if before in ("sft", "pt", "rlhf"))
     name = next((word for word in behind if word.endswith((".yaml", ".yml", ".json"))), "")
-    found = named_mapping(file, text, name) if name else {}
+    found = named_mapping(file, script, name) if name else {}
     if found is None:
         raise InputError(f"{file}: names {name}, which is not there: put it beside the script, or convert it")
     return found
@@ -180,9 +180,11 @@ def _is_reentrant(data: dict[str, Any], processes: int | None) -> bool:
     return bool(data.get("deepspeed")) or processes == 1
 
 
-def _alone(text: str) -> int | None:
+def _alone(script: Script) -> int | None:
     """One process where one GPU is visible and no launcher starts more (swift/cli/main.py: `use_torchrun`)."""
-    return 1 if ALONE.search(text) and not LAUNCHER.search(text) else None
+    alone = (script.variable("CUDA_VISIBLE_DEVICES") or "").isdecimal()
+    launched = LAUNCHER.search(script.started) or any(map(script.variable, ("NPROC_PER_NODE", "NNODES", "NODES")))
+    return 1 if alone and not launched else None
 
 
 def _whole(value: Any) -> int:

@@ -17,7 +17,7 @@ ON = ("--cluster", "dgx-h100")
     [
         ("export NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=1"),
         ('export NCCL_ALGO="Ring"', "NCCL_ALGO=Ring"),
-        ("NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 \\", "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"),
+        ("export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"),
         ("export NCCL_P2P_DISABLE=0", ""),
         ("# export NCCL_P2P_DISABLE=1", ""),
         ("export NCCL_ALGO=${NCCL_ALGO:-}", ""),
@@ -54,5 +54,5 @@ def test_transformer_engines_kernels_of_attention(
     text = MEGATRON.replace("--attention-backend", "--x-backend")
     data, _ = converted(tmp_path, "train.sh", f"{line}\n{text}", *ON)
     assert (data["training"]["attention"], data["training"].get("attention_kernel")) == (attention, kernel)
-    data, _ = converted(tmp_path, "train.sh", f"{line}\n{text} --attention-backend auto\n", *ON)
+    data, _ = converted(tmp_path, "train.sh", f"{line}\n{text.rstrip()} --attention-backend auto\n", *ON)
     assert "attention_kernel" not in data["training"]

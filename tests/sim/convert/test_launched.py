@@ -377,3 +377,18 @@ def test_a_rank_without_the_switch_of_adapters(tmp_path: Path) -> None:
     text = script("torchrun --nproc_per_node 8").rstrip() + " --lora_r 16\n"
     _, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert "lora_r without use_peft: all parameters are trained" in said
+
+
+@pytest.mark.parametrize(("recomputes", "offloads"), [("true", True), ("false", None)])
+def test_accelerates_offload_of_checkpoints(recomputes: str, offloads: bool | None, tmp_path: Path) -> None:
+    """accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin; the offload is of what checkpoints keep."""
+    fsdp = f"fsdp_activation_checkpointing: {recomputes}, fsdp_activation_checkpointing_offload: true"
+    config = (
+        f"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {{fsdp_version: 2, {fsdp}}}\n"
+    )
+    (tmp_path / "c.yaml").write_text(config)
+    data, said = converted(
+        tmp_path, "train.sh", script("accelerate launch --config_file c.yaml"), "--cluster", "dgx-h100"
+    )
+    assert data["training"].get("activation_offload") is offloads
+    assert "offload" not in said.partition("not expressed here")[2].partition("\n")[0]

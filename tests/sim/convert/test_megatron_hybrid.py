@@ -72,7 +72,7 @@ def test_nemotron_3_super(tmp_path: Path) -> None:
 
 
 def test_stages_of_a_pattern_and_experts(tmp_path: Path) -> None:
-    flags = "--hybrid-layer-pattern ME*E|ME*EM|MEM|E --num-experts 16 --moe-ffn-hidden-size 512 --moe-grouped-gemm"
+    flags = "--hybrid-layer-pattern 'ME*E|ME*EM|MEM|E' --num-experts 16 --moe-ffn-hidden-size 512 --moe-grouped-gemm"
     text = SIZES.format(script="pretrain_hybrid.py", flags=f"{flags} --pipeline-model-parallel-size 2")
     found, _ = converted(tmp_path, "train.sh", text.replace("--num-layers 56 ", ""), *HERE)
     parse_scenario(found, "found")

@@ -167,7 +167,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     said = refused(tmp_path, "config_b.sh", LORA.replace("TP=4", "TP=many"), *H100)
     assert "config_b.sh:6: TP: found 'many'; must be a whole number" in said
     said = refused(tmp_path, "config_b.sh", LORA.replace("TP=4", "TP=$DEGREE"), *H100)
-    assert "TP: found '${DEGREE}', in which a variable has no value: --var DEGREE=VALUE gives one" in said
+    assert "TP: found '$DEGREE', in which a variable has no value: --var DEGREE=VALUE gives one" in said
 
 
 def test_the_scenario_has_the_files_name(tmp_path: Path) -> None:

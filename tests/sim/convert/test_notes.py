@@ -80,7 +80,7 @@ def test_hybrid_fsdp_of_megatron_shards_within_an_instance(tmp_path: Path, strat
 def test_a_flag_that_megatron_ignores_today_is_explained(tmp_path: Path, parallel: bool) -> None:
     """It matters without sequence parallelism, which has messages of its own."""
     flag = "--no-async-tensor-model-parallel-allreduce"
-    text = MEGATRON.replace("    --sequence-parallel\n", f"    {flag}\n{'    --sequence-parallel' * parallel}\n")
+    text = MEGATRON.replace("    --sequence-parallel\n", f"    {flag} {'--sequence-parallel' * parallel}\n")
     scenario, said = converted(tmp_path, "train.sh", text, *HERE)
     assert scenario["parallelism"]["tp_overlap"] == "wgrad"
     assert ("set parallelism.tp_overlap: none" in said) != parallel

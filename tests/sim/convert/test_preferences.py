@@ -57,7 +57,7 @@ MACHINE = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3.2-1b")
         ("a.sh", COMMAND.format("examples/scripts/cpo.py"), {"loss": "orpo"}, "none", 0),
         (
             "a.sh",
-            COMMAND.format("examples/scripts/cpo.py") + " --loss_type simpo --cpo_alpha 0.0",
+            COMMAND.format("examples/scripts/cpo.py").rstrip() + " --loss_type simpo --cpo_alpha 0.0",
             {"loss": "dpo", "reference": "none"},
             "none",
             0,

@@ -24,9 +24,13 @@ from tests.sim.convert.launch_files import MEGATRON, MEMORY_BUDGET, NO_WORDS, SP
         ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
         ("a.sh", "--nproc-per-node 8 --nnodes 1 --num-layers four --seq-length 8", "is required and missing"),
         ("a.sh", "--nproc-per-node 9 --nnodes 1 --tensor-model-parallel-size 2", "must be a multiple of 2"),
-        ("a.sh", f"{MEGATRON} --clip-grad x", "clip-grad: found 'x'; must be a number"),
-        ("a.sh", f"{MEGATRON} --kv-channels x", "kv-channels: found 'x'; must be a whole number"),
-        ("a.sh", f"{MEGATRON} --context-parallel-size 0", "--context-parallel-size: found 0; must be at least 1"),
+        ("a.sh", f"{MEGATRON.rstrip()} --clip-grad x", "clip-grad: found 'x'; must be a number"),
+        ("a.sh", f"{MEGATRON.rstrip()} --kv-channels x", "kv-channels: found 'x'; must be a whole number"),
+        (
+            "a.sh",
+            f"{MEGATRON.rstrip()} --context-parallel-size 0",
+            "--context-parallel-size: found 0; must be at least 1",
+        ),
         ("a.toml", TITAN.replace("replicate_degree = 2", "replicate_degree = 0"), "found 0; must be at least 1"),
         ("a.toml", NO_WORDS, "converters: found a list of 1; must be a list of texts"),
         ("a.toml", SPLIT_AT_1, "pipeline_parallel_split_points: found 1; must be a list of texts"),
@@ -167,7 +171,7 @@ def test_what_would_become_another_training_is_refused(tmp_path: Path, name: str
 
 
 def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
-    bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
+    bomb = "A6=" + "x" * 1000 + "".join(f"\nA{i}={f'$A{i + 1}' * 61}" for i in reversed(range(6)))
     assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")
 
 

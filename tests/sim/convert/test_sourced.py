@@ -34,8 +34,8 @@ def test_a_sourced_file_is_read_in_its_place(tmp_path: Path, line: str) -> None:
 
 
 def test_a_submitted_script_has_the_variables_of_the_one_that_submits_it(tmp_path: Path) -> None:
-    (tmp_path / "job.slurm").write_text(f"#SBATCH --nodes=2\n{COMMAND}")
-    text = f"{SIZES}TP=2\nsbatch -p main \\\n  --export=ALL job.slurm\n"
+    (tmp_path / "job.slurm").write_text(f"#SBATCH --nodes=2\n{SIZES}{COMMAND}")
+    text = "export TP=2\nsbatch -p main \\\n  --export=ALL job.slurm\n"
     scenario, _ = converted(tmp_path, "submit.sh", text, "--cluster", "dgx-h100", "--from", "megatron")
     assert scenario["parallelism"]["tp"] == 2
 
@@ -56,8 +56,8 @@ def test_a_file_that_reads_itself_is_refused(tmp_path: Path) -> None:
 def test_options_of_sbatch_go_before_those_of_the_script(tmp_path: Path) -> None:
     """sbatch's manual, "Options"; the number of nodes may be a variable of the script that submits."""
     (tmp_path / "job.sh").write_text(
-        f"#SBATCH --nodes=2 --ntasks-per-node=8\n{COMMAND.replace('torchrun --nproc-per-node 8', 'srun python')}"
+        f"#SBATCH --nodes=2 --ntasks-per-node=8\n{SIZES}{COMMAND.replace('torchrun --nproc-per-node 8', 'srun python')}"
     )
-    text = f"NNODES=4\n{SIZES}TP=2\nsbatch -p main \\\n  --nodes=$NNODES job.sh\n"
+    text = "NNODES=4\nexport TP=2\nsbatch -p main \\\n  --nodes=$NNODES job.sh\n"
     scenario, _ = converted(tmp_path, "submit.sh", text, "--cluster", "dgx-h100", "--from", "megatron")
     assert scenario["parallelism"]["dp"] == 4 * 8 // 2

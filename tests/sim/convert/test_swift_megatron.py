@@ -31,7 +31,7 @@ megatron sft \
     --sequence_parallel true
 """
 EXPERTS = r"""
-NNODES=2
+export NNODES=2
 export NPROC_PER_NODE=8
 megatron sft \
     --model Qwen/Qwen3-30B-A3B \
@@ -127,7 +127,7 @@ def test_modules_of_prediction_are_those_that_the_command_asks_for(tmp_path: Pat
     data, _ = converted(tmp_path, "sft.sh", text, *ON)
     assert data["model"] == {"preset": "hf://zai-org/GLM-4.5-Air", "mtp_layers": 0}
     text = text.replace("train_type lora", "train_type full").rstrip()
-    data, _ = converted(tmp_path, "sft.sh", text + " --mtp_num_layers 1\n", *ON)
+    data, _ = converted(tmp_path, "sft.sh", text.rstrip() + " --mtp_num_layers 1\n", *ON)
     assert data["model"] == "hf://zai-org/GLM-4.5-Air"
 
 

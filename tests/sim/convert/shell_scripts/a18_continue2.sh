@@ -1,0 +1,6 @@
+#!/bin/bash
+for TP in 1 2 4; do for PP in 1 2; do
+ [ $((TP*PP)) -lt 8 ] && continue 2
+ break 2
+done; done
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --tokenizer-type NullTokenizer --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP

@@ -1,0 +1,3 @@
+#!/bin/bash
+A=3; (( A > 2 && A < 4 )) && TP=4; ((A==4)) || PP=2
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --tokenizer-type NullTokenizer --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP

@@ -1,0 +1,8 @@
+#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --gres=gpu:8
+TP=4; PP=2
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node=${nodes[0]}
+srun --nodes=1 hostname
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --rdzv_endpoint "$head_node:29500"

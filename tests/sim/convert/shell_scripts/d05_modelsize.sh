@@ -1,0 +1,8 @@
+#!/bin/bash
+MODEL_SIZE=7
+if   [[ ${MODEL_SIZE} == 7 ]];   then TP=2;  PP=1;
+elif [[ ${MODEL_SIZE} == "13" ]]; then TP=4; PP=1;
+elif [[ ${MODEL_SIZE} == "tiny" ]]; then TP=1; PP=1;
+else echo "invalid MODEL_SIZE: ${MODEL_SIZE}"; exit 1
+fi
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP

@@ -1,0 +1,5 @@
+#!/bin/bash
+TP=4
+if [ -z "${PP}" ]; then PP=2; fi
+if [ "x$DEBUG" != "x" ]; then TP=1; fi
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP

@@ -1,0 +1,12 @@
+#!/bin/bash
+GPU="H100-SXM"
+case ${GPU,,} in
+  *a100*|*a800*) TP=8 ;;
+  *h100* | *h800*)
+    TP=4
+    ;;
+  *)
+    TP=1
+esac
+PP=2
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP

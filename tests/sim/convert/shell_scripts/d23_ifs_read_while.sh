@@ -1,0 +1,8 @@
+#!/bin/bash
+while read -r name tp pp; do [[ $name == "#"* ]] && continue; [ "$name" = b ] && { TP=$tp; PP=$pp; }; done << 'EOF'
+# name tp pp
+a 1 1
+b 4 2
+c 8 8
+EOF
+torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP
