@@ -32,6 +32,7 @@ def test_a_tool_loads_explains_itself_and_refuses_wrong_arguments(
             assert (purpose if code == 0 else "error: ") in "".join(capsys.readouterr())
 
 
+@pytest.mark.slow
 def test_the_stated_error_of_unmeasured_gpus_is_that_of_measured_ones_left_out() -> None:
     """Where this fails: `python tools/borrowed_kernels.py`, and the tables of docs/gpus.md."""
     tool = runpy.run_path(str(TOOLS / "borrowed_kernels.py"), run_name="loaded")
@@ -58,6 +59,7 @@ def test_the_fit_of_engines_prices_a_row_as_the_simulator_does() -> None:
     assert tool["_rate"](fit, row) == pytest.approx(simulated, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_page_of_runs_on_a_gpu_has_the_tables_that_its_tool_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     tool = runpy.run_path(str(TOOLS / "gpu_table.py"), run_name="loaded")
@@ -65,6 +67,7 @@ def test_the_page_of_runs_on_a_gpu_has_the_tables_that_its_tool_writes(monkeypat
     assert tool["with_tables"](page) == page  # else: python tools/gpu_table.py
 
 
+@pytest.mark.slow
 def test_the_page_of_programs_has_the_table_of_the_h100_that_its_tool_writes() -> None:
     tool = runpy.run_path(str(TOOLS / "gpu_programs.py"), run_name="loaded")
     page = tool["PAGE"].read_text()
@@ -72,6 +75,7 @@ def test_the_page_of_programs_has_the_table_of_the_h100_that_its_tool_writes() -
     assert tool["with_table"](page, tool["ON_PAGE"], table) == page  # else: python tools/gpu_programs.py show
 
 
+@pytest.mark.slow
 def test_the_page_of_programs_has_the_steps_of_the_h200_that_were_predicted_before() -> None:
     tool = runpy.run_path(str(TOOLS / "gpu_programs.py"), run_name="loaded")
     page = tool["PAGE"].read_text()

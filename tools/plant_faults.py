@@ -1,4 +1,4 @@
-"""Put each fault of `planted_faults.yaml` into a copy of the checkout, and see which test notices it first.
+"""Put each fault of `planted_faults.yaml` into a copy of the code, and list the test that notices it.
 
     python tools/plant_faults.py [--only WORD] [--lane quick|whole] [--workers 2]
 
@@ -83,7 +83,8 @@ def caught(fault: dict[str, str], lane: str, workers: int) -> Caught:
 
 def main() -> int:
     """Print the table; its rows appear as they are found."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--only", default="", help="faults whose text or file has this word")
     parser.add_argument("--lane", choices=LANES, default="quick")
     parser.add_argument("--workers", type=int, default=2)

@@ -20,6 +20,7 @@ def written(name: str = "dgx-h100", nodes: int = 2, **inter_node: object) -> dic
     return copy.deepcopy(node_link(described(cluster(name, nodes, **inter_node))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 @pytest.mark.parametrize("nodes", [2, 20])
 def test_every_preset_is_recognised_in_its_own_graph(name: str, nodes: int) -> None:

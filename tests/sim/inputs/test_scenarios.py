@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 FILES = sorted(p for p in (ROOT / "scenarios").rglob("*.yaml") if "published" not in p.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT / "scenarios")))
 def test_scenario(path: Path) -> None:
     scenario = load_scenario(path)

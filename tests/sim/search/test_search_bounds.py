@@ -92,6 +92,7 @@ def test_a_mesh_is_bounded_without_the_states_of_all_its_layouts() -> None:
     assert sum(len(each.bounded) for each in divided) == found.counts["legal"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [0, 1, 6])
 def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
     """In the order of the search: what layouts share must not depend on which came first."""

@@ -78,6 +78,7 @@ def best_of(found: BestFirst) -> list[tuple[float, float, Layout]]:
     return [(o.step_time_s, o.peak_memory_bytes, o.layout) for o in found.best]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     space = make_space(Source("test", SCENARIO), 8, "test", ONLY)
     with local_workers(1) as here:

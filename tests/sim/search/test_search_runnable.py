@@ -51,6 +51,7 @@ def asked(only: str, **more: Any) -> Asked:
     return Asked(narrowing=Narrowing(tuple(only.split()), "1TiB"), **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["", *TRAINERS])
 def test_commands_and_files_of_found_layouts_run_what_was_found(file: Path, tmp_path: Path, trainer: str) -> None:
     only = "tp=1,2 cp=1 micro_batch_size=1,2 schedule=1f1b,interleaved_1f1b zero=0,1,3 recompute=none,full"

@@ -11,6 +11,7 @@ from tests.sim.serve.headlines import RECORDED, RENEW, SCENARIOS, figures, moved
 EXPECTED = json.loads(RECORDED.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_figures_are_those_recorded(scenario: str) -> None:
     assert scenario in EXPECTED, f"not recorded; {RENEW}"

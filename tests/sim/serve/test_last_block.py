@@ -78,6 +78,7 @@ def test_of_what_a_hash_stands_for_one_block_is_computed_again() -> None:
     assert found(requests, "vllm-0.33", LAYER) == 2 * (2 * HASHED_TOKENS - 16)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.one_of(requests_of, trees),

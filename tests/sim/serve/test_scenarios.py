@@ -20,6 +20,7 @@ def result(name: str, *overrides: str) -> dict[str, Any]:
     return simulate_serving(load_scenario(SCENARIOS / f"{name}.yaml", overrides)).result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_scenario(name: str) -> None:
     r = result(name)

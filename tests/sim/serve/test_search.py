@@ -173,6 +173,7 @@ def test_the_pages_headline_has_the_percentile_that_is_promised(file: Path, tmp_
     assert "Time per output token" in head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [{"dp": 2, "ep": 2}, {"tp": 2}])
 def test_replicas_that_share_experts_are_searched(tmp_path: Path, parallelism: dict[str, int]) -> None:
     """Of two GPUs: one with all experts; both with half of them, whose attention is split or not; both with half of
@@ -207,6 +208,7 @@ def test_what_is_not_laid_out_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert message in done.output
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_finds_the_same(file: Path) -> None:
     one, two = (searched(file, "ttft_p99=0.1", "--gpus", "2", "--workers", n) for n in ("1", "2"))
     assert one == two
@@ -269,6 +271,7 @@ def test_the_table_has_the_percentiles_that_are_promised(file: Path) -> None:
     assert found == [1, 1, 2], done.stdout
 
 
+@pytest.mark.slow
 def test_too_few_requests_find_no_limit_and_no_rate_is_shown(tmp_path: Path) -> None:
     """A layout that keeps the promise although all requests come at once."""
     file = tmp_path / "few.yaml"

@@ -46,6 +46,7 @@ def test_a_smaller_token_batch_is_found_where_a_larger_one_breaks_the_inter_toke
     assert best["options"] == {"max_batch_tokens": 8192}
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_brute_force_finds(file: Path) -> None:
     values = {"max_batch_tokens": (2048, 512), "kv_cache.dtype": ("bf16", "fp8")}
     vary = [x for key, own in values.items() for x in ("--vary", f"inference.{key}={','.join(map(str, own))}")]

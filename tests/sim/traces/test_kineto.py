@@ -106,6 +106,7 @@ ARGS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_trace_with_anything_in_it_is_replayed_or_refused(data: st.DataObject) -> None:

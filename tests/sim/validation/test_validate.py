@@ -75,6 +75,7 @@ def test_a_quantity_without_its_unit_is_told(tmp_path: Path) -> None:
     assert "a training step has no step_time; did you mean 'step_time_s'?" in " ".join(said.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
 def test_every_table_is_read_and_no_row_fails(path: Path) -> None:
     table = read_table(path)
@@ -126,6 +127,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "every", "quantity", "statistic", "limit"), LIMITS)
 def test_accuracy(name: str, every: int, quantity: str, statistic: str, limit: float) -> None:
     assert figure(validation(name, every), quantity, statistic) <= limit
