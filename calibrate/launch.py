@@ -131,9 +131,7 @@ def run_ranks(
             _end(processes)
 
 
-def _watch(
-    processes: Sequence[Process], logs: list[Path], timeout_s: float | None, listener: Listener
-) -> None:
+def _watch(processes: Sequence[Process], logs: list[Path], timeout_s: float | None, listener: Listener) -> None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         codes = [p.poll() for p in processes]
