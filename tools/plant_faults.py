@@ -2,7 +2,8 @@
 
     python tools/plant_faults.py [--only WORD] [--lane quick|whole] [--workers 2]
 
-A copy is tested by the tests of the fault's own package first, then by the rest of the lane; the first failure ends it.
+A copy is tested by the tests of the fault's own package first, then by closed forms, then by the whole lane; the first
+failure ends it.
 Prints a row for each fault, and how many the lane caught. Exit code 1 if the quick lane misses more than three, or the
 whole misses one.
 """
@@ -69,7 +70,7 @@ def caught(fault: dict[str, str], lane: str, workers: int) -> Caught:
         plant(fault, checkout)
         start = time.monotonic()
         own = near(fault["file"])
-        for where in ([own] if own else []) + ["tests"]:
+        for where in [*([own] if own else []), "tests/closed_forms", "tests"]:
             command = [sys.executable, "-B", "-m", "pytest", where, "-x", "-m", LANES[lane], "-n", str(workers), "-rf"]
             variables = {**os.environ, "PYTHONPATH": folder}
             done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
