@@ -269,6 +269,10 @@ class Parallelism(UserInput):
         dense layers have none."""
         return max(self.dp * self.cp, self.expert_replicas if experts else 1) > 1
 
+    def shards(self, experts: bool) -> bool:
+        """Tell whether ZeRO has several shards of anything; `experts`: as in `replicates`."""
+        return max(self.sharded_over[: 1 + experts]) > 1
+
     @property
     def sharded_over(self) -> tuple[int, int]:
         """Return the ranks over which ZeRO shards dense layers, and experts, which have fewer replicas.

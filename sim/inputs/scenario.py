@@ -171,7 +171,7 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         """The dtype of whole gradients: that of their reduction where torch's FSDP adds them up before it
         (`ZeroEngine.adds_up_as_sent`), else `training.grad_dtype`."""
         t, p = self.for_training, self.parallelism
-        as_sent = p.zero >= 2 and max(p.sharded_over) > 1 and not p.reduces_rows
+        as_sent = p.zero >= 2 and p.shards(self.model.may_have_experts) and not p.reduces_rows
         return t.grad_reduce_dtype if as_sent and framework_of(t).zero.adds_up_as_sent else t.grad_dtype
 
     @property

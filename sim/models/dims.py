@@ -307,7 +307,8 @@ def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
     engine = zero_engine(t, p)
     fills = engine.fills_buckets and not whole and p.sharded_over[0] > 1
-    copied = p.zero >= 2 and max(p.sharded_over) > 1 and not p.reduces_rows and engine.adds_up_as_sent
+    shards = p.shards(scenario.model.may_have_experts)
+    copied = p.zero >= 2 and shards and not p.reduces_rows and engine.adds_up_as_sent
     return {
         "grad_bytes": dtype_bytes(scenario.sum_dtype),
         "kept_grad_bytes": dtype_bytes(t.grad_dtype),
