@@ -42,6 +42,7 @@ from sim.inputs.rare_sections import (
     with_rl_engine,
 )
 from sim.inputs.rules.ranks import check_rules, check_size
+from sim.inputs.rules.without_effect import with_zero_in_effect
 from sim.inputs.sections import Sections
 from sim.inputs.shipped import scenario_file
 from sim.inputs.training_config import Training
@@ -260,7 +261,7 @@ def resolve(source: Source, name: str) -> Scenario:
         name=data.get("name", name),
         model=sections.model,
         training=sections.training,
-        parallelism=sections.parallelism,
+        parallelism=with_zero_in_effect(sections, written.parallelism),
         cluster=sections.cluster,
         calibration=calibration,
         calibrations=calibrations,

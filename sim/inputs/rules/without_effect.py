@@ -93,6 +93,14 @@ def keys_without_effect(sections: Sections, written: Parallelism) -> Iterator[st
             yield f"training.{record.key}: of no effect {why}"
 
 
+def with_zero_in_effect(sections: Sections, written: Parallelism) -> Parallelism:
+    """Return the layout as it is without a ZeRO stage that shards nothing, as much else follows from the stage."""
+    p = sections.parallelism
+    if p.zero == 0 or not _zero(sections):
+        return p
+    return with_defaults(_without(written, "zero"), sections.model, sections.training)
+
+
 def _without(written: Parallelism, key: str) -> Parallelism:
     return Parallelism(**{name: getattr(written, name) for name in written.model_fields_set if name != key})
 
