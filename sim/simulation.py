@@ -198,7 +198,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         """The schedule by column."""
         p = self.plan.scenario.parallelism
         early = p.shares_optimizer or self.plan.scenario.for_training.parameter_offload
-        return ScheduleColumns(self.schedule, p.ep_overlap, p.reduces_rows, early)
+        return ScheduleColumns(self.schedule, p.overlaps_exchanges, p.reduces_rows, early)
 
     @property
     def peak_bytes(self) -> float:

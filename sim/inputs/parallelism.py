@@ -314,7 +314,12 @@ class Parallelism(UserInput):
         group = self.micro_batch_group
         if group is not None and self.pp > 1 and FORMS[self.schedule].in_groups_of is not None:
             return FORMS[self.schedule].grouped(group)
-        return form_of(self.schedule, self.pp, self.ep_overlap and self.ep > 1)
+        return form_of(self.schedule, self.pp, self.overlaps_exchanges)
+
+    @property
+    def overlaps_exchanges(self) -> bool:
+        """Tell whether tokens are on their way to experts while another micro-batch computes (`ep_overlap`)."""
+        return self.ep_overlap and self.ep > 1
 
     @property
     def stages(self) -> int:

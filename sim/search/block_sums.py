@@ -40,7 +40,7 @@ class Blocks:
         self.prices, self.scenario = prices, scenario
         shard = shard_of(prices.plan, rank)
         # With ep_overlap a paired action computes beside another's messages, so only computation surely takes time.
-        paired = p.ep_overlap and p.form.pairs
+        paired = p.overlaps_exchanges and p.form.pairs
         self.priced: dict[int, PricedBlock] = {}
         numbers: dict[tuple[object, ...], int] = {}
         order, source = [], source_of(scenario)
