@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sim.serve.cache.host_copies import Copied
@@ -79,8 +81,8 @@ def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> floa
     total, seconds = 0.0, 0.0
     for times, own in values:
         widths = np.diff(np.maximum(times, start_s))
-        total += float((widths * own[:-1]).sum())  # not a product of BLAS, which starts threads
-        seconds += float(widths.sum())
+        total += math.fsum(widths * own[:-1])  # exact, so that states that no time passes in change no bit
+        seconds += math.fsum(widths)
     return total / seconds if seconds > 0 else 0.0
 
 
@@ -89,6 +91,6 @@ def _waste(states: list[StateArrays]) -> float:
     empty, held = 0.0, 0.0
     for s in states:
         width = np.diff(s.time_s) * s.held[:-1]
-        empty += float((width * s.waste[:-1]).sum())
-        held += float(width.sum())
+        empty += math.fsum(width * s.waste[:-1])
+        held += math.fsum(width)
     return empty / held if held > 0 else 0.0
