@@ -9,6 +9,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit
+from sim.inputs.rules.without_effect import idle_keys
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.activation_memory.recompute import stops_early
@@ -151,19 +152,10 @@ def decides(scenario: Scenario, key: str) -> bool:
         "tp_overlap": p.tp > 1 and p.tp_overlap != "none",
         "expert_tp": scenario.model.moe is not None,
         "sp": p.tp > 1,
-        "cp_method": p.cp > 1,
-        "cp_split": p.cp > 1,
-        "dp_sync": p.dp * p.cp > 1,
         "bucket_bytes": False,
-        "zero": p.dp * p.cp > 1,
-        "shard_size": p.zero > 0,
-        "param_gather_overlap": p.zero in (1, 2) and p.dp * p.cp > 1,
-        "schedule": p.pp > 1,
-        "p2p_overlap": p.pp > 1,
         "accumulate_unsharded": scenario.micro_batches > 1,
-        "reshard_after_forward": p.zero == 3,
     }
-    return needed.get(key, True)
+    return needed.get(key, True) and ("parallelism", key) not in idle_keys(scenario)
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
