@@ -168,6 +168,14 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         return self.parallelism.accumulate_unsharded and (self.parallelism.pp > 1 or self.micro_batches > 1)
 
     @property
+    def uneven_experts(self) -> bool:
+        """Whether it matters which experts are popular: not to a rank that computes all copies of its tokens, and drops
+        none, whose grouped matmuls take as long as all rows together."""
+        moe = self.model.moe
+        uneven = moe is not None and moe.imbalance != "balanced"
+        return uneven and (self.parallelism.ep > 1 or (moe is not None and moe.capacity_factor is not None))
+
+    @property
     def sum_dtype(self) -> str:
         """The dtype of whole gradients: that of their reduction where torch's FSDP adds them up before it
         (`ZeroEngine.adds_up_as_sent`), else `training.grad_dtype`."""

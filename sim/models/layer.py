@@ -233,7 +233,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     if m.is_moe_layer(layer) and m.moe is not None:
         text += f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
         text += " router=fp32" if m.moe.router_fp32 else ""
-        if m.moe.imbalance != "balanced":  # every layer and rank has a load of its own
+        if scenario.uneven_experts:  # every layer and rank has a load of its own
             text += f" layer={layer} ep_rank={shard.ep_rank}"
     return text
 

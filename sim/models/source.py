@@ -81,8 +81,7 @@ class Described:
     def layer_kind(self, number: int) -> tuple[object, ...]:
         """Everything that a layer's program depends on besides its rank; uneven experts differ from layer to layer."""
         s = self.scenario
-        moe = s.model.moe
-        uneven = moe is not None and moe.imbalance != "balanced" and s.model.is_moe_layer(number)
+        uneven = s.uneven_experts and s.model.is_moe_layer(number)
         first = number == 0 and s.training is not None and s.training.lora is not None
         wide = s.training is not None and in_sixteen_bits(s, number)
         method = s.parallelism.cp_method_of(number)

@@ -81,7 +81,8 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     """
     moe, p = moe_of(scenario), scenario.parallelism
     tokens = ceil_div(d.tokens, d.tp)
-    load = expert_load(moe, tokens * p.ep, layer)
+    even = moe if scenario.uneven_experts else moe.model_copy(update={"imbalance": "balanced"})
+    load = expert_load(even, tokens * p.ep, layer)
     local = ceil_div(moe.experts, p.ep)
     received = sum(load[shard.ep_rank * local : (shard.ep_rank + 1) * local])
     sent = sum(load) / p.ep
