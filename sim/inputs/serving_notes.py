@@ -128,7 +128,8 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     usual |= {"capacity_policy": {None}, "schedule_conservativeness": {None}}
     written = [key for key, values in usual.items() if getattr(i, key) not in values]
     for key in (*written, *(key for key in WAITS if getattr(i, key) is not None)):
-        yield f"inference.{key}: of no effect with batching static"
+        what = "limits nothing" if key == "max_running_requests" else "of no effect"  # graphs are captured up to it
+        yield f"inference.{key}: {what} with batching static"
     by_server = {own.memory_fraction, unsaid.memory_fraction}
     shares = {"memory_fraction": by_server, "free_fraction": {own.free_fraction, 1.0}}
     for key, alike in shares.items():
