@@ -366,6 +366,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("virtual_stages", _with_one("pp")),
     Idle("micro_batch_group", _only_with_schedules(lambda form: form.in_groups_of is not None)),
     Idle("layers_per_stage", _with_one("pp")),
+    Idle("mtp_stage", _with_one("pp")),
     Idle("dp_sync", _dp_sync),
     Idle("bucket_bytes", _bucket_bytes),
     Idle("gather_bucket_bytes", _only_with_zero(3)),

@@ -142,7 +142,8 @@ def trained(scenario: Scenario) -> dict[str, Any]:
     """What flags express: a kernel's version they do not, gradients between steps are the trainer's affair, and so are
     chunks that Liger chooses."""
     left = {"tokens", "batch_schedule", "attention_kernel", "zero_grad", "loss_chunks"}
-    return scenario.for_training.model_dump(exclude=left)
+    kept = scenario.for_training.model_dump(exclude=left)
+    return kept | {"fp8_recipe": recipe_of(scenario.for_training)}
 
 
 def decides(scenario: Scenario, key: str) -> bool:
