@@ -202,7 +202,7 @@ def _attention_kernel(s: Layout) -> str:
 
 def _accumulate_unsharded(s: Layout) -> str:
     p, t = s.parallelism, s.training
-    if (why := _only_with_zero(2, 3)(s)) or t is None or p.pp > 1:
+    if (why := _only_with_zero(2, 3)(s)) or t is None or p.pp > 1 or p.accumulate_in_a_row:  # which it takes away
         return why
     alone = t.global_batch_size == t.micro_batch_size * p.dp  # see `Scenario.sums_unsharded`
     return "with one micro-batch a step, whose backward reduces each layer's gradients" if alone else ""

@@ -64,6 +64,16 @@ FAULT_KEYS: dict[str, tuple[Any, ...]] = {
     "links": ([{"between": ["node0", "node0"], "bandwidth_scale": 0.5}],),
     "network_jitter": ({"sigma": 0.2},),
 }
+MODEL_KEYS: dict[str, tuple[Any, ...]] = {
+    "bias": (True, False),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "relu2"),
+    "positions": ("none", "rope", "learned"),
+    "qk_norm": (True,),
+    "parallel_block": (True,),
+    "checkpoint_quantization": ("fp8",),
+    "mtp_layers": (1,),
+}
 TRAINING: dict[str, dict[str, tuple[Any, ...]]] = {
     "parallelism": {
         **CHANGES["parallelism"],
@@ -75,6 +85,7 @@ TRAINING: dict[str, dict[str, tuple[Any, ...]]] = {
         "rank_order": ("tp-cp-pp-dp",),
     },
     "training": {**CHANGES["training"], "framework": tuple(FRAMEWORKS), "zero_grad": ("keep", "none")},
+    "model": {**MODEL_KEYS, "dropout": (0.1,), "tied_embeddings": (True, False)},
     "cluster": CLUSTER_KEYS,
     "faults": FAULT_KEYS,
     "engine": {"collectives": ("messages",)},
@@ -113,6 +124,7 @@ SERVING: dict[str, dict[str, tuple[Any, ...]]] = {
         "disaggregated": ({"prefill": {}, "decode": {}},),
         "batch_wait": ({"iterations": 2, "tokens_ratio": 0.5}, {"iterations": 0, "tokens_ratio": 0.5}),
     },
+    "model": MODEL_KEYS,
     "cluster": CLUSTER_KEYS,
     "faults": {"stragglers": FAULT_KEYS["stragglers"]},
 }
@@ -126,10 +138,11 @@ def draw(dice: random.Random) -> Data:
         data = _serving(dice) if serves else _training(dice)
         if not _loads(data):
             continue
-        keys = [(s, key, value) for s, ks in (SERVING if serves else TRAINING).items() for key, vs in ks.items()
-                for value in vs]  # fmt: skip
-        for section, key, value in dice.sample(keys, dice.choice([0, 2, 4, 8])):
-            more = merge(data, {section: {key: deepcopy(value)}})
+        sections = SERVING if serves else TRAINING
+        for _ in range(dice.choice([0, 3, 6, 12])):
+            (section,) = dice.choices([*sections], [math.sqrt(len(keys)) for keys in sections.values()])
+            key = dice.choice([*sections[section]])
+            more = merge(data, {section: {key: deepcopy(dice.choice(sections[section][key]))}})
             data = more if _loads(more) else data
         return data
 
