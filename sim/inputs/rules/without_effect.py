@@ -276,10 +276,11 @@ def _on_host(s: Layout) -> str:
 
 
 def _reduces_nothing(s: Layout) -> str:
-    """Tell why the dtype of summed gradients has no effect: no ranks sum any (replicas, both copies of DualPipe, both
-    ends of a pipeline with tied embeddings)."""
-    several = s.parallelism.pp > 1 and (s.model.tied_embeddings or FORMS[s.parallelism.schedule].model_copies > 1)
-    return "" if several else _alone(s)
+    """Tell why the dtype of summed gradients has no effect: no ranks sum any (replicas, both copies of DualPipe,
+    stages of a pipeline that hold the embedding)."""
+    of_embedding = s.model.tied_embeddings or s.model.mtp_layers > 0
+    several = of_embedding or FORMS[s.parallelism.schedule].model_copies > 1
+    return "" if s.parallelism.pp > 1 and several else _alone(s)
 
 
 def _fused_sums(s: Layout) -> str:

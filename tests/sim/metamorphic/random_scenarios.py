@@ -65,6 +65,8 @@ FAULT_KEYS: dict[str, tuple[Any, ...]] = {
     "network_jitter": ({"sigma": 0.2},),
 }
 MODEL_KEYS: dict[str, tuple[Any, ...]] = {
+    "layers": (1, 3),
+    "vocab": (1, 7),
     "bias": (True, False),
     "norm": ("layernorm", "rmsnorm"),
     "mlp": ("gelu", "relu2"),
@@ -88,7 +90,12 @@ TRAINING: dict[str, dict[str, tuple[Any, ...]]] = {
     "model": {**MODEL_KEYS, "dropout": (0.1,), "tied_embeddings": (True, False)},
     "cluster": CLUSTER_KEYS,
     "faults": FAULT_KEYS,
+    "processes": {
+        "thermal_throttling": ([{"ranks": [0], "at_s": 1e-4, "scale": 0.5, "for_s": None}],),
+        "storage_read": ([{"n_bytes": 1e6, "bytes_per_s": 1e9, "ranks": None}],),
+    },
     "engine": {"collectives": ("messages",)},
+    "distillation": {"teacher": (MODELS[0],), "placement": ("same", "other"), "mode": ("logits", "sequence")},
 }
 SERVING: dict[str, dict[str, tuple[Any, ...]]] = {
     "parallelism": {
@@ -155,7 +162,7 @@ def _training(dice: random.Random) -> Data:
     layout |= {"zero": one([0, 1, 2, 3]), "sp": one([True, False])}
     micro_batches = one([1, 2, 3]) * (2 * layout["pp"] if layout["pp"] > 1 else 1)
     training = {
-        "seq_len": one([128, 512]),
+        "seq_len": one([128, 128, 512, 1]),
         "global_batch_size": layout["dp"] * micro_batches,
         "precision": one(["bf16", "bf16", "fp8", "fp32"]),
         "recompute": one(["none", "none", "full", "selective"]),
@@ -190,11 +197,11 @@ def _loads(data: Data) -> bool:
 
 
 def result_of(data: Data, engine: Any = None) -> Data:
-    """The whole result, by the quicker of the two engines unless one is named; an InputError where it is refused."""
+    """The whole result, by the quicker engine that can unless one is named; an InputError where it is refused."""
     scenario = parse_scenario(data)
     if scenario.training is None:
         return simulate_serving(scenario, engine=engine or "auto").result
-    return simulate(scenario, engine=engine or "static").result
+    return simulate(scenario, engine=engine or ("static" if scenario.processes is None else "auto")).result
 
 
 def figures(result: Data) -> Data:
@@ -255,12 +262,14 @@ def _times(cluster: Data, section: str, key: str, factor: float) -> Data:
 
 
 def better_is_never_slower(data: Data, dice: random.Random) -> str:
-    """More bandwidth, memory or power, or weaker stragglers: no longer step, and what fits still fits."""
+    """More bandwidth, FLOPs, memory or power, or weaker stragglers: no longer step, and what fits still fits."""
     base = result_of(data)
     cluster = base["scenario"]["cluster"]
     ways = [
         ("inter_node", "nic_bandwidth_bytes_per_s", 2.0),
         ("intra_node", "bandwidth_bytes_per_s", 2.0),
+        ("inter_node", "latency_s", 0.5),
+        ("gpu", "peak_flops_per_s", 2.0),
         ("gpu", "memory_bandwidth_bytes_per_s", 2.0),
         ("gpu", "memory_bytes", 2.0),
         ("gpu", "power_limit_w", 1.25),
@@ -277,7 +286,8 @@ def better_is_never_slower(data: Data, dice: random.Random) -> str:
     except InputError as error:
         return f"with {name} it is refused: {error}"
     took = "step_time_s" if "step_time_s" in base else "duration_s"
-    # Who arrives earlier may be served in other company; who sends earlier may meet another message on a link.
+    # Who arrives earlier may be served in other company; who sends earlier may meet another message on a link, or share
+    # cores with a kernel that loses more by it.
     room = 1.003 if took == "step_time_s" else 1.02
     if better[took] > base[took] * room:
         return f"with {name} {took} is {better[took]}, not {base[took]}"

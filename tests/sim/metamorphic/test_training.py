@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.schedules import FORMS
-from sim.simulation import Simulation, simulate
+from sim.simulation import simulate
 from tests.sim.metamorphic.laws import run, vary
 
 SCHEDULES = tuple(FORMS)
@@ -53,29 +52,6 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         },
         "parallelism": parallelism,
     }
-
-
-def times(scenario: dict[str, Any], section: str, key: str, factor: float) -> dict[str, Any]:
-    """The change that makes a number of a resolved cluster, or each of a mapping of them, so many times as large."""
-    found = scenario["cluster"][section][key]
-    new = {k: v * factor for k, v in found.items()} if isinstance(found, dict) else found * factor
-    return {"cluster": {section: {key: new}}}
-
-
-@FEW
-@given(scenario=scenarios())
-def test_better_hardware_is_never_slower(scenario: dict[str, Any]) -> None:
-    base = run(**scenario)
-    for section, key, factor in (
-        ("inter_node", "nic_bandwidth_bytes_per_s", 2.0),
-        ("inter_node", "latency_s", 0.5),
-        ("intra_node", "bandwidth_bytes_per_s", 2.0),
-        ("gpu", "memory_bandwidth_bytes_per_s", 2.0),
-        ("gpu", "peak_flops_per_s", 2.0),
-    ):
-        better = run(**merge(scenario, times(base["scenario"], section, key, factor)))
-        # 0.3 %: what ends earlier may meet another message on a link that it missed before
-        assert better["step_time_s"] <= base["step_time_s"] * 1.003, (section, key)
 
 
 @FEW
@@ -130,12 +106,6 @@ def test_what_has_no_effect_changes_nothing(scenario: dict[str, Any]) -> None:
     assert vary(scenario, faults={"jitter": {"sigma": 0.0}})["step_time_s"] == pytest.approx(base)
     turned = {k: dict(reversed(v.items())) for k, v in reversed(scenario.items())}
     assert run(**turned)["step_time_s"] == base
-    layout = scenario["parallelism"]
-    if layout["pp"] == 1:
-        assert vary(scenario, parallelism__schedule="gpipe")["step_time_s"] == base
-    if layout["tp"] == 1:
-        left_out = {k: v for k, v in layout.items() if k not in ("tp", "sp", "tp_overlap")}
-        assert run(**{**scenario, "parallelism": left_out})["step_time_s"] == base
 
 
 @FEW
@@ -159,12 +129,9 @@ def test_twice_the_replicas_and_the_batch_take_as_long_and_what_more_is_sent(sce
 @FEW
 @given(scenario=scenarios())
 def test_every_way_of_running_a_step_gives_its_figures(scenario: dict[str, Any]) -> None:
-    """From its own dump on either engine; with a task for each operator; with each rank by itself."""
+    """With a task for each operator; with each rank by itself."""
     step = simulate(parse_scenario(scenario), engine="static")
-    again = parse_scenario(json.loads(json.dumps(step.result["scenario"])))
-    assert again.model_dump() == step.scenario.model_dump()
-    for engine in ("static", "simpy"):
-        assert figures(simulate(again, engine=engine)) == figures(step)
+    again = step.scenario
     fine = simulate(again, engine="static", expand=True)
     assert fine.step_time_s == pytest.approx(step.step_time_s, rel=1e-9)
     if again.ranks <= 16:
@@ -172,11 +139,6 @@ def test_every_way_of_running_a_step_gives_its_figures(scenario: dict[str, Any])
         assert apart.step_time_s == fine.step_time_s
         for key in ("peak_memory_bytes", "compute_s", "exposed_comm_s", "bubble_fraction"):
             assert apart.result[key] == pytest.approx(step.result[key], rel=1e-9, abs=1e-12), key
-
-
-def figures(step: Simulation) -> dict[str, Any]:
-    """The result but for what ran and how long it took to run."""
-    return {key: value for key, value in step.result.items() if key not in ("engine", "wall_s", "warnings")}
 
 
 @FEW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.metamorphic.laws import run, vary
+from tests.sim.metamorphic.laws import SMALL, run, vary
 
 
 @pytest.mark.parametrize("recompute", ["selective_op", "full"])
@@ -46,3 +46,10 @@ def test_paired_actions_of_uneven_ranks_agree_on_the_order_of_messages(schedule:
         },
     )
     assert result["engine"]["simulated_ranks"] > 2
+
+
+def test_who_waits_for_an_uneven_split_says_so() -> None:
+    result = vary(SMALL, parallelism={"cp": 4, "cp_split": "contiguous"})
+    first, last = result["ranks"][0], result["ranks"][-1]
+    assert first["waiting_s"] > 0.01 * result["step_time_s"]
+    assert last["waiting_s"] == pytest.approx(0.0, abs=0.005 * result["step_time_s"])
