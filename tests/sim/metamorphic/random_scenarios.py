@@ -1,7 +1,7 @@
 """Random legal scenarios of training and of serving, and relations that hold for each of them.
 
-`python -m tests.sim.metamorphic.random_scenarios --seed N --count M` draws M scenarios and prints, as YAML, what is left
-of each one that breaks its relation when all that does not matter is taken away.
+`python -m tests.sim.metamorphic.random_scenarios --seed N --count M` draws M scenarios and prints as YAML what is
+left of each one that breaks its relation when all that does not matter is taken away.
 """
 
 from __future__ import annotations

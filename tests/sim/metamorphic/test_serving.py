@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.results.records import Record
 from sim.serve.replicas.router import ROUTERS
