@@ -53,7 +53,7 @@ def test_groups_that_lie_in_two_nvlink_domains_are_named(domain: int | None, lay
 def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) -> None:
     data = {**small(parallelism={"dp": 8}), "cluster": {"preset": "dgx-h100", "nvlink_domain": gpus}}
     warnings = parse_scenario(data).warnings
-    assert any(text.startswith("cluster.nvlink_domain: of no effect with 2") for text in warnings) is said
+    assert any(text.startswith("cluster.nvlink_domain: 2 is simulated as 8") for text in warnings) is said
 
 
 @pytest.mark.parametrize(
