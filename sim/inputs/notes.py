@@ -179,8 +179,8 @@ def _domain_note(sections: Sections) -> Iterator[str]:
     two."""
     cluster = sections.cluster
     if cluster.nvlink_domain < cluster.gpus_per_node:
-        whole = f"{cluster.nvlink_domain} is simulated as {cluster.gpus_per_node}, as all GPUs of a node are joined"
-        yield f"cluster.nvlink_domain: {whole}; cluster.topology describes links between some GPUs of a node"
+        joined = f"{cluster.nvlink_domain} is simulated as {cluster.gpus_per_node}, as all GPUs of a node are joined"
+        yield f"cluster.nvlink_domain: {joined}; cluster.topology describes links between some GPUs of a node"
     if cluster.nvlink_domain > cluster.gpus_per_node and (across := _across_domains(sections)):
         name, size = across
         whole = math.lcm(size, cluster.gpus_per_node)
