@@ -81,7 +81,12 @@ run_options = gathered(
     click.option("--steps", type=click.IntRange(1, 1000), default=1, help="number of steps in the memory plot"),
     engine_option,
     click.option("--chakra", type=CHAKRA, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim"),
-    click.option("--emit", metavar="TRAINER", help="print a config for torchtitan, torchtitan-python or megatron"),
+    click.option(
+        "--emit",
+        metavar="TRAINER",
+        help="print a config for torchtitan, torchtitan-python or megatron; of serving the command line of vllm, "
+        "sglang, trtllm or dynamo",
+    ),
     click.option("--explain", metavar="KEY", help="explain a key of scenarios; '' lists all sections"),
     click.option(
         "--plan-batch", is_flag=True, help="list divisions of the global batch into dp, micro-batches, accumulation"

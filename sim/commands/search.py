@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
 _OF_SERVING = {  # what a search of serving has in place of an option of training
-    "--for": "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines",
     "--save": "for serving, the table names the degrees, which `stepsim run … --set parallelism.tp=N` takes",
     "--only": "for serving, --set and --vary choose what is searched",
     "--cluster A,B": "for serving, search each cluster by itself and compare the costs (--price)",
@@ -82,9 +81,11 @@ search_options = gathered(
     *each_narrowing_option(),
     click.option(
         "--for",
+        "--emit",
         "trainer",
         metavar="TRAINER",
-        help="only layouts that torchtitan, torchtitan-python or megatron can run; prints flags for the best",
+        help="only layouts that torchtitan, torchtitan-python or megatron can run; prints flags for the best; with "
+        "--slo: vllm, sglang, trtllm or dynamo, whose command line for the best layout is printed",
     ),
     click.option(
         "--cluster",
@@ -172,7 +173,6 @@ def main(scenario: Path, options: SearchOptions) -> int:
 def _refuse_of_training(options: SearchOptions, clusters: Sequence[str], gpus: Sequence[int]) -> None:
     """Raise for the first option that a search of serving does not have."""
     for option, value in (
-        ("--for", options.trainer),
         ("--save", options.save),
         ("--cluster A,B", clusters[1:]),
         ("--gpus N,N", gpus[1:]),
@@ -240,9 +240,10 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus:
     Raises:
         KeyboardInterrupt: at Ctrl-C, after what was found by then is shown.
     """
-    from sim.commands.serving_search import print_serving_search
+    from sim.commands.serving_search import print_serving_search, sets_of_serving
     from sim.commands.sweep import parse_vary
-    from sim.inputs.scenario import name_of, read_source
+    from sim.emit import SERVERS, emit
+    from sim.inputs.scenario import load_scenario, name_of, read_source
     from sim.search.engine_options import choices_of
     from sim.search.runnable import run_words
     from sim.search.serving import ServingSearch, search_serving
@@ -252,9 +253,14 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus:
     source = read_source(path, options.overrides)
     choices = choices_of(parse_vary(options.vary)) if options.vary else ({},)
     asked = ServingSearch(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)), choices)
+    if options.trainer is not None and options.trainer not in SERVERS:
+        raise InputError(f"--emit: found '{options.trainer[:40]}'; for serving must be one of {', '.join(SERVERS)}")
     result = search_serving(asked, options.pool)
     command = run_words(path, options.overrides)
     options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top, command))
+    if options.trainer is not None and options.json != "-" and result.best and result.best[0].rate_per_s:
+        best = load_scenario(path, [*options.overrides, *sets_of_serving(result.best[0])])
+        print(f"\n{emit(best, options.trainer, path)}")
     if result.unsearched is not None:
         raise KeyboardInterrupt
     return 0 if any(row.rate_per_s for row in result.best) else 1

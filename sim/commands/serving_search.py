@@ -9,7 +9,7 @@ from functools import partial
 
 from sim.commands.rich_tables import as_printed, console_of, plain_table
 from sim.core.units import as_written, counted
-from sim.search.serving_found import ServingSearchResult
+from sim.search.serving_found import FewestGpus, ServingLayout, ServingSearchResult
 
 CURVE_SHOWN = 12
 REFUSED_SHOWN = 3  # layouts of one reason; --json has all
@@ -69,6 +69,15 @@ def refused_words(refusals: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
+def sets_of_serving(layout: FewestGpus | ServingLayout) -> list[str]:
+    """A found layout, and its options of the engine, as KEY=VALUE; of several pairs of pools one."""
+    pools = {key: n for key, n in layout.parallelism.items() if key.startswith(("prefill_", "decode_"))}
+    degrees = {key: n for key, n in layout.parallelism.items() if key not in (*pools, "services")}
+    sets = [f"parallelism.{key}={n}" for key, n in degrees.items()]
+    sets += ["inference.disaggregated.{}.{}={}".format(*key.split("_", 1), n) for key, n in pools.items()]
+    return [*sets, *(f"inference.{key}={as_written(value)}" for key, value in layout.options.items())]
+
+
 def _fewest_words(result: ServingSearchResult, command: Sequence[str]) -> str:
     """The fewest GPUs that carry the scenario's own rate, or why there are none; nothing where it has no rate."""
     from sim.views.serving_search_page import NO_LIMIT, nearest_words, row_words
@@ -79,9 +88,7 @@ def _fewest_words(result: ServingSearchResult, command: Sequence[str]) -> str:
         said = f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest.gpus, 'GPU')}{layout}"
         if not fewest.parallelism.keys() <= DEGREES:
             return said
-        sets = [f"parallelism.{key}={n}" for key, n in fewest.parallelism.items()]
-        sets += [f"inference.{key}={as_written(value)}" for key, value in fewest.options.items()]
-        words = [*command, *(word for option in sets for word in ("--set", option))]
+        words = [*command, *(word for option in sets_of_serving(fewest) for word in ("--set", option))]
         tried = f"replicas of at most {counted(result.gpus, 'GPU')} were tried, --gpus N tries larger ones"
         return f"{said}; {tried}\nto simulate them: {shlex.join(words)}"
     if wanted is not None and any(not row.limit_found for row in result.best):

@@ -1,7 +1,7 @@
-"""Write the flags that start a scenario's layout in another trainer: torchtitan's configs, Megatron-LM's arguments.
+"""Write the flags that start a scenario's layout in another trainer, or the command line of a serving engine.
 
-A scenario that the trainer cannot run in the same way is refused, with all reasons at once. Small differences are named
-in a comment of the output.
+A scenario that the trainer or engine cannot run in the same way is refused, with all reasons at once. Small
+differences are named in a comment of the output.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _TITAN = Trainer(
     },
     sums_in_pipelines=True,
 )
+SERVERS = ("vllm", "sglang", "trtllm", "dynamo")
 TRAINERS = {
     "torchtitan": _TITAN,
     "torchtitan-python": replace(_TITAN, writer=TitanPython),
@@ -61,13 +62,16 @@ def emit(scenario: Scenario, trainer: str, where: str | Path = "") -> str:
     """Return the text of the flags. Errors begin with `where`, the scenario's file; by default with its name.
 
     Raises:
-        InputError: for an unknown trainer, a workload that is no training, or a layout that the trainer lacks.
+        InputError: for an unknown trainer or engine, another workload, or what it cannot express.
     """
-    if trainer not in TRAINERS:
-        raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}")
     where = where or scenario.name
+    if scenario.inference is not None and scenario.training is None:
+        return _of_serving(scenario, trainer, where)
+    if trainer not in TRAINERS:
+        for_serving = "; this one serves requests: a scenario with inference only" if trainer in SERVERS else ""
+        raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}{for_serving}")
     if scenario.training is None:
-        raise InputError(f"{where}: training: is missing; --emit writes flags for training only")
+        raise InputError(f"{where}: training: is missing; --emit {trainer} writes flags of training")
     if scenario.rl is not None:
         raise InputError(f"{where}: rl: --emit writes no flags for a step of reinforcement learning")
     text, reasons = _written(scenario, trainer)
@@ -75,6 +79,17 @@ def emit(scenario: Scenario, trainer: str, where: str | Path = "") -> str:
         name = TRAINERS[trainer].writer.TRAINER
         said = f"--emit {trainer}: flags of {name} cannot express this scenario"
         raise InputError(f"{where}: {said}:{_listed(reasons)}")
+    return text
+
+
+def _of_serving(scenario: Scenario, server: str, where: str | Path) -> str:
+    if server not in SERVERS:
+        raise InputError(f"{where}: --emit: found '{server[:40]}'; for serving must be one of {', '.join(SERVERS)}")
+    from sim.emit.serving import emit_serving  # the converter, which reads back what was written
+
+    text, reasons = emit_serving(scenario, server)
+    if reasons:
+        raise InputError(f"{where}: --emit {server}: cannot express this scenario:{_listed(reasons)}")
     return text
 
 

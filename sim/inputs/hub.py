@@ -40,8 +40,17 @@ def as_model(name: str) -> str:
 @cache
 def shipped_models() -> dict[str, str]:
     """The shipped model that describes each Hub id; ids in small letters."""
-    ids: dict[str, list[str]] = yaml.safe_load(_SHIPPED.read_text(encoding="utf-8"))
-    return {hub_id.lower(): name for name, hub_ids in ids.items() for hub_id in hub_ids}
+    return {hub_id.lower(): name for name, hub_ids in _hub_ids().items() for hub_id in hub_ids}
+
+
+@cache
+def _hub_ids() -> dict[str, list[str]]:
+    return yaml.safe_load(_SHIPPED.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def hub_id_of(model: str) -> str | None:
+    """The first Hub id that a shipped model describes; None where none is known."""
+    return next(iter(_hub_ids().get(model, ())), None)
 
 
 def downloaded_config(hub_id: str) -> Path | None:

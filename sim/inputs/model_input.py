@@ -38,13 +38,13 @@ def load_model(name: str) -> ModelConfig:
 
 
 def preset_name(model: ModelConfig) -> str:
-    """The shipped model that equals `model`, or nothing. Only files with its layers and hidden size are parsed."""
+    """The shipped model that equals `model`, or nothing: of several, the one with its positions. Only files with its
+    layers and hidden size are parsed."""
     words = (f"layers: {model.layers}\n", f"hidden: {model.hidden}\n")
-    for name in model_presets():
-        text = preset_text(name)
-        if all(word in text for word in words) and _with_its_positions(load_model(name), model) == model:
-            return name
-    return ""
+    alike = [name for name in model_presets() if all(word in preset_text(name) for word in words)]
+    found = [name for name in alike if _with_its_positions(load_model(name), model) == model]
+    exact = (name for name in found if load_model(name).max_positions == model.max_positions)
+    return next(exact, found[0] if found else "")
 
 
 def _with_its_positions(preset: ModelConfig, model: ModelConfig) -> ModelConfig:

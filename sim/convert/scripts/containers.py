@@ -27,7 +27,7 @@ REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")  # Kubernetes' `$(NAME)`
 SHELLS = ("sh", "bash")
 OF_SHELL = re.compile(r"-[a-z]*c")  # `-c`, `-lc`, `-exc`: the next word is a script
 HELM = re.compile(r"\{\{-?\s*(?:\.|include|if|range|define|end|with|default|toYaml|\$)")
-CONTAINERS, MANY = "containers", "replicas"
+CONTAINERS, MANY = ("containers", "mainContainer"), "replicas"  # the latter Dynamo's, of one container
 PREDICTOR, KSERVE = "predictor", "huggingfaceserver"  # of KServe's InferenceService
 PLAIN = re.compile(r"[\w@%+=:,./${}?-]+")  # needs no quotes
 
@@ -96,11 +96,11 @@ def _of_pods(data: Any) -> Iterator[str]:
     if not isinstance(data, dict):
         return
     for key, value in data.items():
-        if key != CONTAINERS:
+        if key not in CONTAINERS:
             yield from _of_predictor(value) if key == PREDICTOR else ()
             yield from _of_pods(value)
             continue
-        for container in value if isinstance(value, list) else []:
+        for container in value if isinstance(value, list) else [value]:
             if isinstance(container, dict):
                 own, words = (
                     [REFERENCE.sub(r"${\1}", word) for word in _words(container.get(k))] for k in ("command", "args")
