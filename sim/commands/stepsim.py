@@ -21,7 +21,6 @@ class Lazy(NamedTuple):
     about: str
 
 
-MOST_ALIKE = 12  # names in a message
 OTHERWISE = {  # what a user may look for under a name that is no command
     "explain": "`stepsim run --explain KEY` explains a key of a scenario",
     "emit": "`stepsim run SCENARIO --emit TRAINER` prints a trainer's flags",
@@ -118,43 +117,49 @@ def calibrate() -> None:
 
 
 @main.command("scenarios", cls=Command)
-def scenarios() -> None:
-    """List the shipped scenarios"""
+@click.argument("name", required=False)
+def scenarios(name: str | None) -> None:
+    """List the shipped scenarios, or those that say NAME"""
     from sim.inputs.shipped import first_comment, shipped_scenarios
 
-    _print_pairs((name, first_comment(path)) for name, path in shipped_scenarios().items())
+    pairs = [(one, first_comment(path)) for one, path in shipped_scenarios().items()]
+    _print_pairs(pairs if name is None else _that_say(name, pairs, "scenarios"))
 
 
 @main.command("models", cls=Command)
 @click.argument("name", required=False)
 def models(name: str | None) -> None:
-    """List the shipped models, or show all that NAME says"""
+    """List the shipped models, or those that say NAME; a model's whole name shows it in full"""
     from sim.inputs.model_input import load_model, model_presets
     from sim.views.scenario_words import size_words
 
-    if name is not None:
+    if name in model_presets():
         from sim.views.shipped_records import model_record
 
-        return click.echo(model_record(_known(name, model_presets(), "models")))
-    _print_pairs((name, size_words(load_model(name))) for name in model_presets())
+        return click.echo(model_record(name))
+    pairs = [(one, size_words(load_model(one))) for one in model_presets()]
+    _print_pairs(pairs if name is None else _that_say(name, pairs, "models"))
 
 
 @main.command("clusters", cls=Command)
 @click.argument("name", required=False)
 def clusters(name: str | None) -> None:
-    """List the shipped clusters, and the GPUs of which a cluster may be made; or show all that NAME says"""
+    """List the shipped clusters, and the GPUs of which a cluster may be made, or those that say NAME; a whole name
+    shows one in full"""
     from textwrap import fill
 
     from sim.views.scenario_words import cluster_words
     from topology.presets import CLUSTERS, GPUS
 
-    if name is not None:
+    if name in CLUSTERS or name in GPUS:
         from sim.views.shipped_records import cluster_record, gpu_record
 
-        return click.echo(
-            (gpu_record if name in GPUS else cluster_record)(_known(name, (*CLUSTERS, *GPUS), "clusters"))
-        )
-    _print_pairs((name, cluster_words(cluster)) for name, cluster in CLUSTERS.items())
+        return click.echo((gpu_record if name in GPUS else cluster_record)(name))
+    pairs = [(one, cluster_words(cluster)) for one, cluster in CLUSTERS.items()]
+    if name is not None:
+        gpus = [(one, f"a GPU, for cluster: {{gpu: {one}}}") for one in GPUS]
+        return _print_pairs(_that_say(name, [*pairs, *gpus], "clusters"))
+    _print_pairs(pairs)
     click.echo(f"\nGPUs, for cluster: {{gpu: NAME}}:\n{fill(', '.join(GPUS), 100)}")
 
 
@@ -167,19 +172,23 @@ def completion(shell: str) -> None:
     click.echo(found(main, {}, "stepsim", "_STEPSIM_COMPLETE").source())
 
 
-def _known(name: str, names: Iterable[str], command: str) -> str:
-    """Return a name of the list that a command prints."""
+def _that_say(word: str, pairs: Iterable[tuple[str, str]], command: str) -> list[tuple[str, str]]:
+    """The names and descriptions of a list, of those in which a word stands, in any case and punctuation.
+
+    Raises:
+        InputError: where it stands in none.
+    """
     from sim.inputs.input_source import nearest, show
 
-    known = tuple(names)
-    if name not in known:
-        alike = [one for one in known if name.lower() in one]
-        hint = f"; there are {', '.join(alike[:MOST_ALIKE])}{', …' * (len(alike) > MOST_ALIKE)}" if alike else ""
-        raise InputError(
-            f"found {show(name)}; nothing shipped has this name{hint or nearest(name, known)} "
-            f"(`stepsim {command}` lists the names)"
-        )
-    return name
+    def plain(text: str) -> str:
+        return "".join(filter(str.isalnum, text.casefold()))
+
+    known = list(pairs)
+    found = [pair for pair in known if plain(word) in plain(pair[0]) or plain(word) in plain(pair[1])]
+    if not found or not plain(word):
+        hint = nearest(word, [name for name, _ in known])
+        raise InputError(f"found {show(word)}; nothing shipped says this{hint} (`stepsim {command}` lists the names)")
+    return found
 
 
 def _print_pairs(pairs: Any) -> None:

@@ -65,13 +65,13 @@ def emit(scenario: Scenario, trainer: str, where: str | Path = "") -> str:
         InputError: for an unknown trainer or engine, another workload, or what it cannot express.
     """
     where = where or scenario.name
-    if scenario.inference is not None and scenario.training is None:
+    if trainer not in TRAINERS and scenario.inference is not None and scenario.training is None:
         return _of_serving(scenario, trainer, where)
     if trainer not in TRAINERS:
         for_serving = "; this one serves requests: a scenario with inference only" if trainer in SERVERS else ""
         raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}{for_serving}")
     if scenario.training is None:
-        raise InputError(f"{where}: training: is missing; --emit {trainer} writes flags of training")
+        raise InputError(f"{where}: training: is missing; --emit {trainer} writes flags for training only")
     if scenario.rl is not None:
         raise InputError(f"{where}: rl: --emit writes no flags for a step of reinforcement learning")
     text, reasons = _written(scenario, trainer)
@@ -84,7 +84,7 @@ def emit(scenario: Scenario, trainer: str, where: str | Path = "") -> str:
 
 def _of_serving(scenario: Scenario, server: str, where: str | Path) -> str:
     if server not in SERVERS:
-        raise InputError(f"{where}: --emit: found '{server[:40]}'; for serving must be one of {', '.join(SERVERS)}")
+        raise InputError(f"--emit: found '{server[:40]}'; for serving must be one of {', '.join(SERVERS)}")
     from sim.emit.serving import emit_serving  # the converter, which reads back what was written
 
     text, reasons = emit_serving(scenario, server)

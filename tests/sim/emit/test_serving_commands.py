@@ -91,7 +91,7 @@ def test_requests_come_back(tmp_path: Path) -> None:
         (["inference.engine=sglang"], "vllm", "inference.engine: found sglang; --emit vllm starts vLLM"),
         (["inference.lora={}"], "trtllm", "inference.lora: found {"),
         ([], "tgi", "found 'tgi'; for serving must be one of vllm, sglang, trtllm, dynamo"),
-        ([], "megatron", "found 'megatron'; for serving must be one of"),
+        ([], "megatron", "training: is missing; --emit megatron writes flags for training only"),
     ],
 )
 def test_what_an_engine_cannot_say_is_refused(overrides: list[str], server: str, said: str) -> None:
