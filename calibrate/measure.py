@@ -240,7 +240,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     from calibrate.parallel.runner import Runner, make_place
     from calibrate.real_steps.distillation_step import Pupil
 
-    place, student = make_place(scenario, rank, device), scenario.model_copy(update={"distillation": None})
+    place, student = make_place(scenario, rank, device), scenario.unchecked_copy(update={"distillation": None})
     wanted = to_prove(student, device)
     runner = Runner(wanted, place if wanted is student else make_place(wanted, rank, device), torch.float32, device)
     proof = prove(runner)

@@ -22,13 +22,27 @@ if getattr(sys, "argv", [""])[:1] == ["-m"] or sys.argv[0].endswith(("/stepsim",
     ctrl_c_ends()  # as a command: of a module that is run, `argv` says -m while its package loads
 
 if TYPE_CHECKING:
+    from sim.commands.functions import convert_file, difference_of, search_layouts, sweep_values
     from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
     from sim.rl.simulation import simulate_rl
     from sim.serve.simulation import simulate_serving
     from sim.simulation import simulate
 
-__all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate", "simulate_rl", "simulate_serving"]
+_FUNCTIONS = ("convert_file", "difference_of", "search_layouts", "sweep_values")
+__all__ = [
+    "Scenario",
+    "convert_file",
+    "difference_of",
+    "load_scenario",
+    "parse_scenario",
+    "search_layouts",
+    "simulate",
+    "simulate_rl",
+    "simulate_serving",
+    "sweep_values",
+]
 _HOMES = {
+    **dict.fromkeys(_FUNCTIONS, "sim.commands.functions"),
     "simulate": "sim.simulation",
     "simulate_rl": "sim.rl.simulation",
     "simulate_serving": "sim.serve.simulation",

@@ -129,7 +129,7 @@ def teacher_scenario(scenario: Scenario, d: Distillation) -> Scenario:
     if training is not None:
         size = min(training.micro_batch_size, _replicas(scenario, d)[1])
         training = training.model_copy(update={"lora": None, "micro_batch_size": size})
-    return scenario.model_copy(
+    return scenario.unchecked_copy(
         update={"model": d.teacher, "parallelism": layout, "distillation": None, "faults": None, "training": training}
     )
 
@@ -147,7 +147,7 @@ def _with_faults(scenario: Scenario, d: Distillation, replicas: int) -> Scenario
         return own
     faults = scenario.faults.model_copy(update={"jitter": None})
     layout = own.parallelism.model_copy(update={"dp": replicas})
-    return own.model_copy(update={"faults": faults, "parallelism": layout})
+    return own.unchecked_copy(update={"faults": faults, "parallelism": layout})
 
 
 def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: int) -> tuple[float, float, float]:
@@ -204,7 +204,7 @@ def _generate(
     cache = inference.kv_cache.model_copy(update={"dtype": precision})
     inference = inference.model_copy(update={"precision": precision, "kv_cache": cache})
     layout = own.parallelism.model_copy(update={"dp": replicas})
-    serving = own.model_copy(update={"training": None, "inference": inference, "parallelism": layout})
+    serving = own.unchecked_copy(update={"training": None, "inference": inference, "parallelism": layout})
     served = simulate_serving(serving, profile, held_bytes=held_bytes)
     row = max(served.outcome.memory, key=lambda row: row.peak)
     return served.end_s, t.global_batch_size * (t.seq_len - prompt), row.buffers, row.activations

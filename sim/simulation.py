@@ -38,7 +38,7 @@ from sim.graph.schedule_columns import ScheduleColumns
 from sim.graph.scheduling import make_schedule, needs_overlap
 from sim.graph.taskgraph import Deadlock
 from sim.inputs.called import check_called
-from sim.inputs.scenario import Scenario
+from sim.inputs.scenario import Overrides, Scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
@@ -65,6 +65,8 @@ from sim.results.training_run import training_run
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from bokeh.plotting import figure
+
     from sim.processes.cluster import Process
     from sim.results.losses import LossShare
 
@@ -83,8 +85,9 @@ def simulate(
     share_links: bool = True,
     processes: Sequence[Process] = (),
     apart: Iterable[int] | None = None,
+    overrides: Overrides = (),
 ) -> Simulation:
-    """Simulate one training step.
+    """Simulate one training step. `overrides`: of keys of the scenario, as `load_scenario` takes them.
 
     `profile`: used in place of the profile that `scenario.calibration` names. `costs`: used in place of a profile; it
     caches prices, for many simulations on one kind of GPU. `schedule`: used in place of the scenario's schedule,
@@ -106,6 +109,7 @@ def simulate(
             does not suit the number of micro-batches), and for a wrong call in a process.
     """
     check_called(scenario, profile, engine)
+    scenario = scenario.with_overrides(overrides) if overrides else scenario
     if scenario.training is None:
         raise scenario.error(("training",), "is missing; simulate_serving simulates a serving workload")
     if scenario.rl is not None:
@@ -388,6 +392,14 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         if not known and len(timeline) <= EXPAND_UP_TO:
             timeline, known = self.by_operator().timeline, True
         return largest_losses(self.outcome, timeline, n, known, host_wait_s(time_by_part(self)))
+
+    def plot(self) -> figure:
+        """Return the timeline as a Bokeh figure, which `bokeh.plotting.show` opens and `save` writes."""
+        from sim.views.figures import timeline_figure
+        from sim.views.rows import tracks_of
+
+        chart: figure = timeline_figure([self.timeline], tracks_of(self.timeline), self.critical_rows)[0]
+        return chart
 
     def _repr_html_(self) -> str:
         """HTML for a notebook."""

@@ -66,12 +66,12 @@ def test_building_a_graph_knows_nothing_of_running_it() -> None:
 
 
 def test_only_commands_show_results() -> None:
-    """Nothing but views and commands imports `sim.views`; a notebook asks a result itself for its HTML."""
+    """Nothing but views and commands imports `sim.views`; a notebook asks a result itself for its HTML or plot."""
     for path in (ROOT / "sim").rglob("*.py"):
         if path.relative_to(ROOT / "sim").parts[0] in ("views", "commands"):
             continue
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        html = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "_repr_html_"]
+        html = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name in ("_repr_html_", "plot")]
         allowed = {id(n) for function in html for n in ast.walk(function)}
         wrong = [name for n in nodes if id(n) not in allowed for name in modules(n) if name.startswith("sim.views")]
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"

@@ -238,7 +238,7 @@ def _with_acceptance(scenario: Scenario, drafts: Drafts | None) -> Scenario:
     if drafts is None or inference.speculative is None:
         return scenario
     own = inference.speculative.model_copy(update={"acceptance": drafts.acceptance})
-    return scenario.model_copy(update={"inference": inference.model_copy(update={"speculative": own})})
+    return scenario.unchecked_copy(update={"inference": inference.model_copy(update={"speculative": own})})
 
 
 def runnable(scenario: Scenario) -> Inference:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
@@ -15,6 +16,9 @@ from sim.commands.options import gathered, overrides_option
 from sim.convert.readers import READERS, Asked, converted
 from sim.core.errors import InputError
 from sim.core.files import write_text
+
+if TYPE_CHECKING:
+    from sim.convert.settings import Converted
 
 CLUSTER_HELP = (
     "the cluster it runs on (`stepsim clusters` lists them), or one such as '{gpu: rtx4090, gpus_per_node: 4}'"
@@ -85,15 +89,34 @@ def main(file: Path, options: ConvertOptions) -> None:
     """
     import yaml
 
+    from sim.inputs.yaml_input import parse_yaml
+
+    cluster = options.cluster
+    found = read_file(
+        file, parse_yaml(cluster, "--cluster")[0] if cluster.lstrip().startswith("{") else cluster, options
+    )
+    head = [f"Converted from {file.name} by `stepsim convert`.", *found.notes]
+    text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(found.scenario, sort_keys=False, width=120)
+    if options.out is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(options.out, text)
+        for note in found.notes:
+            click.echo(f"note: {note}", err=True)
+
+
+def read_file(file: Path, where: str | dict[str, Any], options: ConvertOptions) -> Converted:
+    """What a file says, on the cluster `where`, and with the options: a scenario that can be loaded, and notes.
+
+    Raises:
+        InputError: for a file that cannot be read so, and for a scenario that cannot be.
+    """
     from sim.convert.scripts.script import given_values
     from sim.convert.settings import Machine
     from sim.inputs.input_source import Source
     from sim.inputs.overrides import with_overrides
     from sim.inputs.scenario import parse_scenario
-    from sim.inputs.yaml_input import parse_yaml
 
-    cluster = options.cluster
-    where = parse_yaml(cluster, "--cluster")[0] if cluster.lstrip().startswith("{") else cluster
     machine, given = Machine(where, options.gpus, options.model), given_values(options.variables, options.arguments)
     found = converted(file, Asked(machine, options.seq_len, options.config, given), options.trainer)
     scenario = with_overrides(Source(str(file), found.scenario), options.overrides).data
@@ -105,12 +128,4 @@ def main(file: Path, options: ConvertOptions) -> None:
         if isinstance(section, dict) and section.get(name) is None:
             raise InputError(f"{file}: does not give {setting}: add --set {key}=N")
     parse_scenario(scenario, str(file))  # says what cannot be
-    notes = [*found.notes, *_equal_answers(scenario)]
-    head = [f"Converted from {file.name} by `stepsim convert`.", *notes]
-    text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(scenario, sort_keys=False, width=120)
-    if options.out is None:
-        click.echo(text, nl=False)
-    else:
-        write_text(options.out, text)
-        for note in notes:
-            click.echo(f"note: {note}", err=True)
+    return replace(found, scenario=scenario, notes=(*found.notes, *_equal_answers(scenario)))

@@ -158,7 +158,9 @@ def _write_chakra(scenario: Scenario, prefix: Path) -> None:
     from sim.simulation import simulate
     from sim.traces.chakra_out import write_chakra
 
-    whole = scenario.model_copy(update={"engine": EngineOptions()})  # ASTRA-sim makes messages of collectives itself
+    whole = scenario.unchecked_copy(
+        update={"engine": EngineOptions()}
+    )  # ASTRA-sim makes messages of collectives itself
     write_chakra(simulate(whole, expand=True), prefix)
 
 

@@ -6,10 +6,11 @@ Both raise `InputError` for the first thing wrong. A resolved scenario's dump pa
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from sim.inputs.rl_config import Rl
     from sim.inputs.workloads import Inference
 
+Overrides: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 SECTIONS = ("training", "parallelism", "model", "inference")  # those that a key may have been meant for
 
 
@@ -99,9 +101,29 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         """The one message for what a simulation finds wrong at `path`: file, line or option, key, problem."""
         return (self.source or Source(self.name, {})).error(path, problem)
 
-    def model_copy(self, *, update: Mapping[str, Any]) -> Scenario:
-        """The scenario with some fields changed and unchecked, as a section's own `model_copy` has it."""
+    def with_overrides(self, overrides: Overrides) -> Scenario:
+        """The scenario with some keys changed, read and checked anew from what was written.
+
+        Raises:
+            InputError: for a key or value that is wrong, and without what was written.
+        """
+        if self.source is None:
+            raise InputError(f"{self.name}: was not read from a file or mapping, so no key of it can be overridden")
+        return resolve(with_overrides(self.source, listed(overrides)), self.name)
+
+    def unchecked_copy(self, *, update: Mapping[str, Any]) -> Scenario:
+        """The scenario with some fields changed, which a simulation's own steps need; nothing is checked."""
         return replace(self, **update)
+
+    def model_copy(self, **_: object) -> NoReturn:
+        """Refused: it would make a scenario that nothing has checked.
+
+        Raises:
+            InputError: always.
+        """
+        raise self.error(
+            (), "model_copy checks nothing; with_overrides({'parallelism.pp': 4}) makes a checked scenario"
+        )
 
     def model_dump(self, mode: Literal["json", "python"] = "python") -> dict[str, Any]:
         """Return plain data, which parses to an equal scenario without notes on keys that were left out; `mode` as
@@ -193,13 +215,27 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
 KEYS = tuple(name for name in Scenario.__struct_fields__ if name not in ("warnings", "source"))
 
 
-def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario in a YAML file or of a shipped scenario's name, with `KEY=VALUE` overrides applied first."""
-    path = scenario_file(Path(path))
+def listed(overrides: Overrides) -> Sequence[str]:
+    """Overrides as `KEY=VALUE`, from those or from a mapping of keys to values."""
     if isinstance(overrides, str):
         raise InputError(
-            f"overrides: found {show(overrides)}; must be a list of KEY=VALUE, such as ['parallelism.pp=4']"
+            f"overrides: found {show(overrides)}; must be a list of KEY=VALUE, such as ['parallelism.pp=4'], or a "
+            "mapping, such as {'parallelism.pp': 4}"
         )
+    if not isinstance(overrides, Mapping):
+        return [*overrides]
+    return [f"{key}={as_value(value)}" for key, value in overrides.items()]
+
+
+def as_value(value: Any) -> str:
+    """A value as `KEY=VALUE` has it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def load_scenario(path: str | Path, overrides: Overrides = ()) -> Scenario:
+    """The scenario in a YAML file or of a shipped scenario's name, with overrides applied first: `KEY=VALUE` or a
+    mapping."""
+    path, overrides = scenario_file(Path(path)), listed(overrides)
     if path != STANDARD_INPUT and not path.suffix and not os.path.exists(path):  # False also for one that is too long
         raise InputError(f"{path}: no such file or shipped scenario (`stepsim scenarios` lists them)")
     source = read_source(path, overrides)
@@ -257,6 +293,7 @@ def _plain_numbers(source: Source) -> Source:
 def resolve(source: Source, name: str) -> Scenario:
     """The scenario that a source describes; `name` is used if the source gives no name."""
     check_plain(source)
+    written_source = source
     source = _plain_numbers(with_present_names(source))
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)
@@ -287,7 +324,7 @@ def resolve(source: Source, name: str) -> Scenario:
             *notes(sections, written.parallelism, written.of_inference, rl is not None),
             *rl_notes,
         ),
-        source=replace(source, data={}),
+        source=written_source,
     )
 
 

@@ -46,7 +46,7 @@ def cost_of_last(scenario: Scenario, mtp_apart: bool = False) -> float:
     """Return what follows the layers, on the stage of the prediction modules where they are apart from the output; in
     FLOPs of a mean layer."""
     layers, p = scenario.model.layers, scenario.parallelism
-    whole = scenario.model_copy(update={"parallelism": p.model_copy(update={"mtp_stage": None})})
+    whole = scenario.unchecked_copy(update={"parallelism": p.model_copy(update={"mtp_stage": None})})
     source = source_of(_with_layers(whole, split_layers(layers, p.stages)))
     kinds = [source.layer_kind(number) for number in range(layers)]
     cost = {kind: _flops(source.layer(kinds.index(kind), Shard())) for kind in dict.fromkeys(kinds)}
@@ -71,7 +71,7 @@ def deal(layers: int, stages: int, last: float, mtp_stage: int | None = None) ->
 
 def _with_layers(scenario: Scenario, layers: tuple[int, ...]) -> Scenario:
     parallelism = scenario.parallelism.model_copy(update={"layers_per_stage": layers})
-    return scenario.model_copy(update={"parallelism": parallelism})
+    return scenario.unchecked_copy(update={"parallelism": parallelism})
 
 
 def _flops(block: Block) -> float:

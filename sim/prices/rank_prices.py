@@ -100,7 +100,7 @@ class Pricing:
         # A framework plans before a fault is known.
         if not (self._scales or disturbs_links(self.plan.scenario)):
             return self
-        plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
+        plan = replace(self.plan, scenario=self.plan.scenario.unchecked_copy(update={"faults": None}))
         return Pricing(plan, self.costs, Network(plan.scenario.cluster))
 
     def _gpu_prices(self, rank: int) -> GpuPrices:

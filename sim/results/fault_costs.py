@@ -116,7 +116,7 @@ def blame(step: FinishedStep, without_s: Callable[[Scenario], float]) -> tuple[F
     """
     out = []
     for cause in causes(step.scenario):
-        step_s = without_s(step.scenario.model_copy(update={"faults": cause.without}))
+        step_s = without_s(step.scenario.unchecked_copy(update={"faults": cause.without}))
         lost_s = step.step_time_s - step_s
         lost_s = 0.0 if abs(lost_s) < ROUNDING * step.step_time_s else lost_s
         out.append(FaultCost(cause.kind, cause.name, lost_s, step_s))

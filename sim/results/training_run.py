@@ -66,4 +66,4 @@ def training_run(scenario: Scenario, step_s: Callable[[Scenario], float]) -> Tra
 def _with_batch(scenario: Scenario, size: int) -> Scenario:
     """The scenario of one step with a global batch of `size` sequences, without the length of the training."""
     changes = {"global_batch_size": size, "tokens": None, "batch_schedule": ()}
-    return scenario.model_copy(update={"training": scenario.for_training.model_copy(update=changes)})
+    return scenario.unchecked_copy(update={"training": scenario.for_training.model_copy(update=changes)})

@@ -24,7 +24,7 @@ def update_scenario(scenario: Scenario, batch: Batch) -> Scenario:
         "tokens": None,
         "batch_schedule": (),
     }
-    return scenario.model_copy(update={"rl": None, "training": t.model_copy(update=own)})
+    return scenario.unchecked_copy(update={"rl": None, "training": t.model_copy(update=own)})
 
 
 def critic_scenario(scenario: Scenario, batch: Batch) -> Scenario:
@@ -33,7 +33,7 @@ def critic_scenario(scenario: Scenario, batch: Batch) -> Scenario:
     own = update_scenario(scenario, batch)
     plain = {"preference": Preference(loss="reward"), "cross_entropy": "unfused", "loss_chunks": None}
     model = scenario.model.model_copy(update={"tied_embeddings": False, "mtp_layers": 0})
-    return own.model_copy(update={"model": model, "training": own.for_training.model_copy(update=plain)})
+    return own.unchecked_copy(update={"model": model, "training": own.for_training.model_copy(update=plain)})
 
 
 def engine_scenario(scenario: Scenario, rl: Rl, answers: Answers) -> Scenario:
@@ -47,7 +47,7 @@ def engine_scenario(scenario: Scenario, rl: Rl, answers: Answers) -> Scenario:
         "inference": inference_of(rl.generation, longest, scenario.model, scenario.cluster.gpu),
         "parallelism": layout_of(rl.generation, scenario.model),
     }
-    return scenario.model_copy(update=own)
+    return scenario.unchecked_copy(update=own)
 
 
 def reward_scenario(scenario: Scenario, reward: RewardModel, batch: Batch) -> Scenario:
@@ -60,4 +60,4 @@ def reward_scenario(scenario: Scenario, reward: RewardModel, batch: Batch) -> Sc
     own = update_scenario(scenario, batch)
     size = batch.micro_batch_size * dp
     training = own.for_training.model_copy(update={**plain, "global_batch_size": size})
-    return own.model_copy(update={"model": reward.model, "parallelism": layout, "training": training})
+    return own.unchecked_copy(update={"model": reward.model, "parallelism": layout, "training": training})

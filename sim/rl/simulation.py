@@ -17,7 +17,7 @@ from sim.core.timeline import Timeline
 from sim.core.units import counted
 from sim.inputs.called import check_called
 from sim.inputs.rl_config import RewardModel
-from sim.inputs.scenario import Scenario
+from sim.inputs.scenario import Overrides, Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.rl.answers import draw_answers, requests_of
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
 
 
-def simulate_rl(scenario: Scenario, profile: Profile | None = None, *, engine: Engine = "auto") -> RlSimulation:
-    """Simulate one step of the scenario's `rl` section.
+def simulate_rl(
+    scenario: Scenario, profile: Profile | None = None, *, engine: Engine = "auto", overrides: Overrides = ()
+) -> RlSimulation:
+    """Simulate one step of the scenario's `rl` section. `overrides`: of keys of the scenario.
 
     `profile` takes the place of the one that `scenario.calibration` names; `engine` as in `simulate` and
     `simulate_serving`.
@@ -49,6 +51,7 @@ def simulate_rl(scenario: Scenario, profile: Profile | None = None, *, engine: E
         InputError: without that section, or where the schedule cannot run as many micro-batches as answers make.
     """
     check_called(scenario, profile, engine)
+    scenario = scenario.with_overrides(overrides) if overrides else scenario
     begin, rl = time.perf_counter(), scenario.rl
     if rl is None:
         raise scenario.error(("rl",), "is missing")

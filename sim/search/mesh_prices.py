@@ -145,7 +145,7 @@ class MeshPrices:
         # Groups depend on the mesh alone, so the simplest layout serves.
         x = simplest(space, mesh)
         # Faults would make equal ranks differ. `_fault_scale` of `time_bound.py` replaces them by one factor.
-        self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
+        self.plan = make_plan(scenario_of(space, x).unchecked_copy(update={"faults": None}))
         self.costs = costs.near(self.plan.scenario)
         self.pricing = Pricing(self.plan, self.costs, network)
         self._comms: dict[tuple[str, str, float], Priced] = {}
@@ -244,6 +244,6 @@ class MeshPrices:
         changes = {"zero": zero, **self._space.keys_of_zero(self._mesh.pp, self._mesh.dp, zero)}
         parallelism = base.parallelism.model_copy(update=changes)
         training = as_reduced(self._space.training, parallelism)
-        scenario = base.model_copy(update={"parallelism": parallelism, "training": training})
+        scenario = base.unchecked_copy(update={"parallelism": parallelism, "training": training})
         sums = scenario.parallelism.accumulate_unsharded and not alone
         return make_data_parallel(replace(self.plan, scenario=scenario), sums)

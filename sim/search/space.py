@@ -299,7 +299,7 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     training = as_reduced(space.training, parallelism).model_copy(
         update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
     )
-    return base.model_copy(update={"parallelism": parallelism, "training": training})
+    return base.unchecked_copy(update={"parallelism": parallelism, "training": training})
 
 
 def divisors(n: int) -> list[int]:

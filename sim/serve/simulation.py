@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from sim.core.gc_paused import no_collection
 from sim.inputs.called import check_called
 from sim.inputs.engine_file import engine_of, router_of
-from sim.inputs.scenario import Scenario
+from sim.inputs.scenario import Overrides, Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.serve.quick_pass import QuickPass, before_engine_s
@@ -44,8 +44,9 @@ def simulate_serving(
     held_bytes: float = 0.0,
     costs: IterationCosts | None = None,
     watch: Callable[[list[Sequence]], None] | None = None,
+    overrides: Overrides = (),
 ) -> ServingSimulation:
-    """Serve the scenario's requests, or `requests` in their place.
+    """Serve the scenario's requests, or `requests` in their place. `overrides`: of keys of the scenario.
 
     `engine`: simpy (`sim.serve.on_simpy`); static (`sim.serve.quick_pass`), which gives the same times where replicas
     do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests and stages
@@ -58,6 +59,7 @@ def simulate_serving(
             what the scenario asks for.
     """
     check_called(scenario, profile, engine)
+    scenario = scenario.with_overrides(overrides) if overrides else scenario
     begin = time.perf_counter()
     prices = profile or load_profile(scenario.calibration)
     scenario, sent = _sent(scenario, requests)

@@ -258,7 +258,7 @@ def _with_buffers(scenario: Scenario) -> Scenario:
     t = scenario.for_training
     if t.zero_grad is not None or scenario.model.program is not None:
         return scenario
-    return scenario.model_copy(update={"training": t.model_copy(update={"zero_grad": "keep"})})
+    return scenario.unchecked_copy(update={"training": t.model_copy(update={"zero_grad": "keep"})})
 
 
 def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:

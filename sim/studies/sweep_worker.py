@@ -119,7 +119,7 @@ def _simulated(packed: bytes, change: Change) -> SweepRow:
         return _rl_step(packed, scenario, change)
     simulation = _step(packed, scenario)
     step_s, t = simulation.step_time_s, scenario.for_training
-    healthy = scenario.model_copy(update={"faults": None})
+    healthy = scenario.unchecked_copy(update={"faults": None})
     healthy_s = _healthy_s(packed, json.dumps(healthy.model_dump("json"))) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,45 @@ def test_simulate_can_be_called_however_it_was_imported(first: str) -> None:
         "assert simulate(s).step_time_s == function(s).step_time_s > 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+STEP = {"model": "gpt2", "cluster": "dgx-a100", "training": {"seq_len": 1024, "global_batch_size": 8}}
+
+
+def test_overrides_are_read_and_checked_anew() -> None:
+    from sim import load_scenario, parse_scenario, simulate
+    from sim.core.errors import InputError
+
+    changed = {**STEP, "parallelism": {"pp": 2}}
+    scenario = parse_scenario(STEP)
+    assert scenario.with_overrides({"parallelism.pp": 2}) == parse_scenario(changed)
+    assert scenario.with_overrides(["parallelism.pp=2"]) == parse_scenario(changed)
+    by_override = simulate(scenario, overrides={"parallelism.pp": 2}).step_time_s
+    assert by_override == simulate(parse_scenario(changed)).step_time_s
+    assert load_scenario("1f1b_pp8", {"parallelism.pp": 4}) == load_scenario("1f1b_pp8", ["parallelism.pp=4"])
+    with pytest.raises(InputError, match="pp"):
+        scenario.with_overrides({"parallelism.pp": 7})
+    with pytest.raises(InputError, match="with_overrides"):
+        scenario.model_copy(update={"parallelism": None})
+
+
+def test_commands_have_functions() -> None:
+    from sim import difference_of, parse_scenario, simulate, sweep_values
+
+    rows = sweep_values("1f1b_pp8", {"training.global_batch_size": [32, 64]}).rows
+    assert [row.values["training.global_batch_size"] for row in rows] == [32, 64]
+    one, other = (simulate(parse_scenario({**STEP, "parallelism": {"pp": pp}})) for pp in (1, 2))
+    assert "parallelism.pp" in str(difference_of(one, other)["keys"])
+    assert one.plot().renderers
+
+
+def test_a_converted_file_can_be_loaded(tmp_path: Path) -> None:
+    from sim import convert_file, parse_scenario
+
+    (tmp_path / "run.sh").write_text("vllm serve llama3-8b -tp 2\n")
+    found = convert_file(tmp_path / "run.sh", "dgx-h100")
+    assert parse_scenario(found.scenario).parallelism.tp == 2
+    assert found.notes
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -25,13 +25,13 @@ def reference_scenario(scenario: Scenario) -> Scenario:
     """The reference's own forward: the policy's model and layout, no adapters, nothing trained."""
     t = scenario.for_training
     lora = None if t.lora is None else t.lora.model_copy(update={"targets": (), "dropout": 0.0})
-    return scenario.model_copy(update={"training": t.model_copy(update={"lora": lora, "preference": None})})
+    return scenario.unchecked_copy(update={"training": t.model_copy(update={"lora": lora, "preference": None})})
 
 
 def reading_scenario(scenario: Scenario) -> Scenario:
     """The trained model's forward over answers that it does not learn from, its adapters among it."""
     t = scenario.for_training
-    return scenario.model_copy(update={"training": t.model_copy(update={"preference": None})})
+    return scenario.unchecked_copy(update={"training": t.model_copy(update={"preference": None})})
 
 
 def without_gradients(scenario: Scenario, blocks: tuple[Block, ...], shard: Shard) -> tuple[Block, ...]:

@@ -402,5 +402,5 @@ def _disaggregated_experts(scenario: Scenario, profile: Profile) -> Disaggregate
     n = afd.expert_gpus
     own = p.model_copy(update={"tp": 1, "dp": n, "ep": n, "expert_tp": 1, "shard_size": n})
     alone = inference.model_copy(update={"afd": None, "all2all_backend": all2all_of(inference).name})
-    costs = iteration_costs(scenario.model_copy(update={"parallelism": own, "inference": alone}), profile)
+    costs = iteration_costs(scenario.unchecked_copy(update={"parallelism": own, "inference": alone}), profile)
     return DisaggregatedExperts(costs, n, p.dp, afd.micro_batches)

@@ -110,7 +110,7 @@ def decode_pool(
     engine = engine_of(given.engine)
     changes: dict[str, object] = {"prefix_cache": "none", "kv_cache": untiered}
     own = given.model_copy(update=changes | ({"preemption": "swap"} if engine.handing_over.swaps else {}))
-    alone = sized.model_copy(update={"inference": own})
+    alone = sized.unchecked_copy(update={"inference": own})
     pool = _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
     for replica in pool.replicas:  # the first tokens are the other pool's
         if isinstance(replica.scheduler, SglangScheduler):
@@ -125,7 +125,7 @@ def _sized(scenario: Scenario, size: PoolSize) -> Scenario:
         i = scenario.for_serving
         cache = i.kv_cache.model_copy(update={"memory_fraction": size.memory_fraction})
         changes["inference"] = i.model_copy(update={"kv_cache": cache})
-    return scenario.model_copy(update=changes)
+    return scenario.unchecked_copy(update=changes)
 
 
 def _pool(

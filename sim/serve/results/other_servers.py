@@ -68,7 +68,7 @@ def other_server(sim: ServingSimulation, times: float) -> ServingResult:
     if rule is not None:
         own = {key: value / times for key, value in rule if unit_of(key) is TIME}
         inference = scenario.for_serving.model_copy(update={"autoscaling": rule.model_copy(update=own)})
-        scenario = scenario.model_copy(update={"inference": inference})
+        scenario = scenario.unchecked_copy(update={"inference": inference})
     costs = sim.pools[0].costs if len(sim.pools) == 1 else None
     held = sim.held_bytes
     return simulate_serving(scenario, sim.profile, quicker, engine=engine, held_bytes=held, costs=costs).outcome

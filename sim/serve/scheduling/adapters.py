@@ -29,7 +29,7 @@ def with_named(scenario: Scenario, requests: tuple[Request, ...]) -> Scenario:
     if inference.lora is None or named <= inference.lora.adapters:
         return scenario
     lora = inference.lora.model_copy(update={"adapters": named})
-    return scenario.model_copy(update={"inference": inference.model_copy(update={"lora": lora})})
+    return scenario.unchecked_copy(update={"inference": inference.model_copy(update={"lora": lora})})
 
 
 def with_adapters(requests: tuple[Request, ...], lora: ServedLora) -> tuple[Request, ...]:

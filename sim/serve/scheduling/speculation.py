@@ -134,4 +134,4 @@ def draft_of(scenario: Scenario, joins: bool = True) -> tuple[Scenario, tuple[La
         specs = draft_layers(model, given.speculative.hidden_states, scenario.model.hidden, joins)
     parallelism = scenario.parallelism.model_copy(update={**layout, "pp": 1, "layers_per_stage": (model.layers,)})
     own = {"model": model, "inference": inference, "parallelism": parallelism, "faults": None}  # see `prices.faults`
-    return scenario.model_copy(update=own), specs
+    return scenario.unchecked_copy(update=own), specs

@@ -137,7 +137,7 @@ def test_rows_of_each_expert_are_filled_up(
         model="qwen3-30b-a3b",
         cluster="gb200-nvl72",
     )
-    none = s.model_copy(
+    none = s.unchecked_copy(
         update={"training": s.for_training.model_copy(update={"precision": "bf16", "fused_experts": False})}
     )
     (_, parts), (_, plain) = experts(s), experts(none)

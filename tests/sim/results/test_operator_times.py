@@ -120,7 +120,7 @@ def test_recomputed_operators_count_in_the_phase_that_reruns_them() -> None:
 
 
 def test_ranks_that_jitter_tells_apart_run_the_same() -> None:
-    scenario = case({"dp": 4}).model_copy(update={"faults": Faults(jitter=JitterFault(sigma=0.1))})
+    scenario = case({"dp": 4}).unchecked_copy(update={"faults": Faults(jitter=JitterFault(sigma=0.1))})
     r = simulate(scenario).result
     assert len(r["ranks"]) == 4
     assert [of["ranks"] for of in r["time_by_operator"]] == ["0-3"]

@@ -108,7 +108,7 @@ def every_way(scenario: Scenario, requests: tuple[Request, ...] | None = None) -
     the same times. Replicas get requests in turn where nobody says how: the quick clock knows no other."""
     if scenario.for_serving.router is None:
         in_turn = scenario.for_serving.model_copy(update={"router": "round_robin"})
-        scenario = scenario.model_copy(update={"inference": in_turn})
+        scenario = scenario.unchecked_copy(update={"inference": in_turn})
     ways: tuple[tuple[Any, bool], ...] = (("static", True), ("static", False), ("simpy", True))
     sims = [simulate_serving(scenario, requests=requests, engine=engine, group=group) for engine, group in ways]
     for sim in sims:

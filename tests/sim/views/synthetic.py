@@ -132,7 +132,7 @@ def scenario_of(name: str) -> Scenario:
     layout = {"tp": 8, "pp": 8, "dp": 8, "schedule": "1f1b"}
     training = {"seq_len": 4096, "global_batch_size": 128, "micro_batch_size": 1, "recompute": "full"}
     data = {"model": "llama3-8b", "training": training, "parallelism": layout, "cluster": "dgx-a100"}
-    return parse_scenario(data).model_copy(update={"name": name})
+    return parse_scenario(data).unchecked_copy(update={"name": name})
 
 
 def _memory_row(cls: RankClass, top: dict[str, float]) -> MemoryRow:

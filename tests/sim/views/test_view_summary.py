@@ -130,7 +130,7 @@ def test_where_there_is_no_room_columns_that_wrap_go_first_and_others_are_cut() 
 
 
 def test_names_are_not_markup(result: StepResult) -> None:
-    scenario = result.scenario.model_copy(update={"name": "[bold red]x[/]"})
+    scenario = result.scenario.unchecked_copy(update={"name": "[bold red]x[/]"})
     text = printed(replace(result, scenario=scenario, warnings=("a [link=x] warning",)))
     assert "[bold red]x[/]" in text
     assert "a [link=x] warning" in text
