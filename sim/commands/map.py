@@ -109,6 +109,7 @@ def run_map(
         name=path.stem,
         models=tuple(models),
         gpus=tuple(gpus),
+        not_measured=cells[0].not_measured,
         only=narrowing.only,
         memory_limit_bytes=cells[0].memory_limit_bytes,
         cells=tuple(cells),
@@ -134,12 +135,14 @@ def _check_models(models: Sequence[str], path: Path) -> None:
 def _cell(path: Path, overrides: Sequence[str], model: str, gpus: int, narrowing: Narrowing, pool: Workers) -> MapCell:
     """One search: the fastest layout of a model that fits, or none."""
     from sim.commands.search import Asked, search_space, space_of
+    from sim.inputs.calibration_input import not_measured
     from sim.search.found import limit_of_any
     from sim.validation.experiment_map import MapCell
 
     space, limit_bytes, _ = space_of(path, overrides, gpus, narrowing)
     found, best = search_space(space, limit_bytes, Asked(top=1), pool)
-    return MapCell(model, gpus, best[0] if best else None, found.counts, limit_of_any(found))
+    said = not_measured(space.base.cluster)
+    return MapCell(model, gpus, best[0] if best else None, found.counts, limit_of_any(found), said)
 
 
 @contextmanager
@@ -172,6 +175,8 @@ def print_map(result: MapResult) -> None:
         table.add_row(model, *("\n".join(cell_words(cells[model, n])) for n in result.gpus))
         table.add_section()
     console.print(table)
+    if result.not_measured:
+        console.print(f"kernels {result.not_measured}", highlight=False, markup=False)
     if result.measured is not None:
         beside = plain_table(2)
         for i, name in enumerate(RUN_HEAD):

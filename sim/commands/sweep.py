@@ -192,6 +192,8 @@ def print_result(result: SweepResult) -> None:
             lost = [lost_words(row)] if faults else []
             table.add_row(*values, *(metric_words(row, m) for m in result.metrics), *lost)
     console.print(table)
+    if result.not_measured:
+        console.print(result.not_measured, highlight=False, markup=False)
     if any(not row.refused and not row.fits_in_memory for row in shown):
         console.print("✗ does not fit in memory", highlight=False)
     if len(shown) < len(rows):

@@ -12,6 +12,8 @@ from sim.inputs.yaml_input import KeyPath
 from topology.presets import GPUS
 from topology.spec import ClusterSpec, GpuSpec
 
+NOT_MEASURED = "not measured: borrowed efficiencies"
+
 
 def resolve_calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[str, tuple[str, ...]]:
     """The profile's name or path, and a warning where the GPU has none."""
@@ -63,6 +65,12 @@ def _own_profile(gpu: GpuSpec, key: str) -> tuple[str, tuple[str, ...]]:
     checked = f"half of measured chips' kernels predicted so are within a factor of {MEDIAN_FACTOR}"
     most = f"nine in ten within {NINTH_FACTOR}"
     return name, (f"{said}it has the efficiencies of {name} on its own peaks and bandwidth; {checked}, {most}",)
+
+
+def not_measured(cluster: ClusterSpec) -> str:
+    """What a comparison says of a cluster with a GPU of which no kernels were measured; nothing of another."""
+    borrowed = any(_own_profile(gpu, "")[1] for gpu in cluster.gpus)
+    return NOT_MEASURED if borrowed else ""
 
 
 def unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.core.units import counted
+from sim.inputs.calibration_input import not_measured
 from sim.inputs.scenario import Scenario
 from sim.results.beside_allocator import left_of, memory_limit
 from sim.results.fit import judge
@@ -65,13 +66,15 @@ class SearchResult(Record, frozen=True, kw_only=True):
 
     `memory_limit_bytes`: what any layout may take of a GPU; `counts`: layouts by outcome (`BestFirst`);
     `too_large_bytes`: what the smallest layout needs where none fits; `cpu_s`: of all workers, by what it was for;
-    `rates`: per second of a worker, so that searches on different numbers of cores compare. `unexamined`: of a search
-    that Ctrl-C ended, the number of layouts that it had neither evaluated nor ruled out; faster ones may be among them.
+    `rates`: per second of a worker, so that searches on different numbers of cores compare. `not_measured`: what
+    to say where the GPU's kernels were not measured. `unexamined`: of a search that Ctrl-C ended, the number of layouts
+    that it had neither evaluated nor ruled out; faster ones may be among them.
     """
 
     format: str = "sim-search/1"
     name: str
     gpus: int
+    not_measured: str = ""
     objective: str
     memory_limit_bytes: float
     only: Mapping[str, Sequence[Any]]
@@ -160,6 +163,7 @@ def make_result(
     return SearchResult(
         name=space.base.name,
         gpus=space.gpus,
+        not_measured=not_measured(space.base.cluster),
         objective=objective,
         memory_limit_bytes=limit_of_any(found),
         only=space.only,

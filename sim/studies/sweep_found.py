@@ -13,6 +13,7 @@ class SweepRow(Record, frozen=True):
     """A step, or a serving workload, with some keys changed.
 
     `figures`: by the keys of `NUMBERS`; empty where the row cannot be simulated, and `refused` says why.
+    `not_measured`: what to say where the GPU's kernels were not measured.
     """
 
     values: Mapping[str, Any]
@@ -20,6 +21,7 @@ class SweepRow(Record, frozen=True):
     gpus: int = 0
     fits_in_memory: bool = False
     refused: str = ""
+    not_measured: str = ""
 
     def number(self, metric: Metric) -> float:
         """The row's value of a metric."""
@@ -52,6 +54,13 @@ class SweepResult(Record, frozen=True, kw_only=True):
     def to_json(self) -> dict[str, Any]:
         """Keys and values as plain data. The figures stand in their row; those of a refused row are null."""
         return super().to_json() | {"rows": [_flat(row, NUMBERS[self.workload]) for row in self.rows]}
+
+    @property
+    def not_measured(self) -> str:
+        """Which of the compared clusters' GPUs were not measured; nothing where clusters are not compared."""
+        key = next((key for key in self.vary if key.partition(".")[0] == "cluster"), None)
+        found = {} if key is None else {str(r.values[key]): r.not_measured for r in self.rows if r.not_measured}
+        return "; ".join(f"{name} {said}" for name, said in found.items())
 
     @property
     def done(self) -> list[SweepRow]:

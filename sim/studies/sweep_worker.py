@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.inputs.calibration_input import not_measured
 from sim.inputs.input_source import Source
 from sim.inputs.model_input import model_presets
 from sim.inputs.overrides import with_overrides
@@ -124,7 +125,9 @@ def _simulated(packed: bytes, change: Change) -> SweepRow:
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
     figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes, simulation.reserved_bytes)
-    return SweepRow(dict(change), figures, scenario.ranks, simulation.fits_in_memory)
+    return SweepRow(
+        dict(change), figures, scenario.ranks, simulation.fits_in_memory, "", not_measured(scenario.cluster)
+    )
 
 
 def _figures(
@@ -138,7 +141,7 @@ def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
     result = simulate_rl(scenario, _given(packed)[2]).outcome
     step_s, rate = result.step_time_s, result.tokens_per_s_per_gpu
     figures = _figures(step_s, step_s, rate, result.peak_memory_bytes, result.peak_reserved_bytes)
-    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory)
+    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory, "", not_measured(scenario.cluster))
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
@@ -147,4 +150,4 @@ def _served(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
     figures = {m.key: getattr(result, m.key) for m in (TOKENS, MEMORY, RESERVED)}
     for name, quantity in QUANTITIES.items():
         figures |= {f"{name}_{statistic}_s": getattr(latencies[quantity], statistic) for statistic in ("p50", "p99")}
-    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory)
+    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory, "", not_measured(scenario.cluster))

@@ -17,6 +17,7 @@ class MapCell(Record, frozen=True):
     best: BestLayout | None
     counts: Mapping[str, int]
     memory_limit_bytes: float
+    not_measured: str = ""
 
 
 class MapResult(Record, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class MapResult(Record, frozen=True, kw_only=True):
     name: str
     models: tuple[str, ...]
     gpus: tuple[int, ...]
+    not_measured: str = ""
     only: tuple[str, ...]
     memory_limit_bytes: float
     cells: tuple[MapCell, ...]

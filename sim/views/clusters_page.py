@@ -46,7 +46,8 @@ def clusters_page(result: ClustersResult) -> str:
 def place_cells(result: ClustersResult, one: ClusterSearch) -> list[Cell]:
     """The cells under `PLACE` of one of several searches: what tells it from the others."""
     gpus = one.search.gpus
-    return [word(one.cluster) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.of_sizes else NOTHING]
+    named = f"{one.cluster} ({one.search.not_measured})" if one.search.not_measured else one.cluster
+    return [word(named) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.of_sizes else NOTHING]
 
 
 def interrupted_words(result: ClustersResult) -> str:

@@ -48,7 +48,9 @@ def map_page(result: MapResult) -> str:
         "map.html",
         "Map of model sizes and GPU counts",
         plots,
-        what=f"{counted(len(result.cells), 'search')}, at most {n_bytes(result.memory_limit_bytes)} a GPU, "
+        what=f"{result.not_measured}; "
+        * bool(result.not_measured)
+        + f"{counted(len(result.cells), 'search')}, at most {n_bytes(result.memory_limit_bytes)} a GPU, "
         f"{', '.join(result.only)}",
         headline=_headline(result),
         measured=measured,

@@ -34,6 +34,7 @@ def sweep_page(result: SweepResult) -> str:
     title = f"Sweep: {result.name}"
     kind = "steps" if result.workload == "training" else "workloads"
     what = f"{count(len(result.rows))} {kind} over {', '.join(result.vary)}"
+    what += f"; {result.not_measured}" * bool(result.not_measured)
     if result.left is not None:
         what += f"; {incomplete_words(result)}"
     faults = result.about_faults

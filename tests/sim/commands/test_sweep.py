@@ -273,3 +273,16 @@ def test_the_command(tmp_path: Path) -> None:
     bad = run_module(*command, "--vary", "x=1")
     assert bad.returncode == 2
     assert "Traceback" not in bad.stderr
+
+
+def test_a_cluster_of_which_no_kernels_were_measured_is_marked() -> None:
+    from pathlib import Path
+
+    from sim.commands.options import Study
+    from sim.commands.sweep import run_sweep
+    from sim.inputs.shipped import shipped_scenarios
+
+    found = run_sweep(Path(shipped_scenarios()["1f1b_pp8"]), ["cluster=dgx-h100,mi300x-node"], Study())
+    marks = [row["not_measured"] for row in found.to_json()["rows"]]
+    assert marks == ["", "not measured: borrowed efficiencies"]
+    assert found.not_measured == "mi300x-node not measured: borrowed efficiencies"
