@@ -53,7 +53,9 @@ def test_a_result_says_the_numbers_and_they_give_the_same_step() -> None:
 
 
 def test_flags_name_the_stages() -> None:
-    assert "tttt|ttttt|ttttt|tttt|tttt|tttt|tttt|tt" in emit(load_scenario(FILE, [BALANCED]), "megatron").replace("E", "")
+    assert "tttt|ttttt|ttttt|tttt|tttt|tttt|tttt|tt" in emit(load_scenario(FILE, [BALANCED]), "megatron").replace(
+        "E", ""
+    )
 
 
 def test_serving_lists_its_layers() -> None:
