@@ -148,7 +148,7 @@ def _one(rows: Sequence[Mapping[str, Any]], key: str, value: object) -> Mapping[
 
 
 def _having(rows: Sequence[Mapping[str, Any]], key: str, pattern: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if re.fullmatch(pattern, row[key])]
+    return [row for row in rows if re.fullmatch(pattern, str(row[key]))]
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

@@ -170,7 +170,15 @@ def _serving(result: ServingResult) -> list[Number]:
         numbers.append(_figure(key, p.p50, words))
     within = "" if likely is None else _interval(" – ".join(map(count, likely.output_tokens_per_s)))
     tokens = _figure("output_tokens_per_s", rate_per_s, within)
-    return [*numbers, tokens, *_reserved(result), _peak(result)]
+    return [*numbers, tokens, *_perplexity(result), *_reserved(result), _peak(result)]
+
+
+def _perplexity(result: ServingResult) -> list[Number]:
+    """What the quantization costs in quality, where that was measured."""
+    if result.perplexity_added is None:
+        return []
+    note = f"by {result.scenario.for_serving.quantization}, measured on a language model of 135M"
+    return [_figure("perplexity_added", result.perplexity_added, note)]
 
 
 def _reserved(result: ServingResult) -> list[Number]:
