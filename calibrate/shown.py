@@ -3,8 +3,8 @@
     python -m calibrate.shown
 
 Three ranks hold [1, 1, 1], [2, 2, 2] and [3, 3, 3] and run every collective of data and tensor parallelism. Then two
-ranks compute the product of a (4, 2) and a (2, 2) matrix, split by columns and by rows of the second. Below stand the kernels of elu
-and five numbers in 8 bits.
+ranks compute the product of a (4, 2) and a (2, 2) matrix, split by columns and by rows of the second. Below stand the
+kernels of elu and five numbers in 8 bits.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def row_product() -> Tensor:
 class Kernels(TorchDispatchMode):
     """Counts the operators that run within it, each a kernel on a GPU."""
 
-    count = 0
+    count: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count and run one."""
@@ -131,7 +131,7 @@ def kernels_of(function: Callable[[Tensor], Tensor]) -> int:
     x = torch.linspace(-1, 1, 8)
     with Kernels() as seen:
         function(x)
-    return seen.count
+    return int(seen.count)
 
 
 def elu(x: Tensor) -> Tensor:

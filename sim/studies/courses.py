@@ -165,7 +165,8 @@ def value(how: str, found: Any) -> float:
     """A number out of a command's result: an expression of keys, places and +, -, *, /, **.
 
     A key of a list is the list of that key. `one(list, key, value)` is the first entry whose key is the value,
-    `having(list, key, pattern)` all whose key the pattern matches whole. Of text, `printed('pattern')` is the number that the pattern's group finds.
+    `having(list, key, pattern)` all whose key the pattern matches whole. Of text, `printed('pattern')` is the
+    number that the pattern's group finds.
 
     >>> value("rows[1].step_s / rows[0].step_s - 1", {"rows": [{"step_s": 2.0}, {"step_s": 3.0}]})
     0.5
