@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,13 +12,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs import courses as page  # noqa: E402
-from sim.commands.courses import main  # noqa: E402
-from sim.core.errors import InputError  # noqa: E402
 from sim.studies import courses  # noqa: E402
-from tests.processes import invoked  # noqa: E402
 
 ROWS = list(courses.rows())
-QUICK = (4, 43, 67, 79, 108)
 MOST_WITHOUT = 25
 
 
@@ -46,51 +41,9 @@ def test_the_page_has_every_row_as_the_data_has_it() -> None:
         assert row.note == "" or f"- **{row.row}**\\*: {row.note}" in lines, "python -m docs.courses"
 
 
-def assert_shown(row: courses.CourseRow) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.row)
+def test_every_command_shows_its_figures(row: courses.CourseRow) -> None:
     found = courses.result_of(row.command)
     for figure in row.figures:
         number = courses.value(figure.how, found)
         assert number == pytest.approx(figure.said, rel=figure.tolerance or 1e-12), figure.name
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if row.row in QUICK], ids=lambda row: row.row)
-def test_a_command_shows_its_figures(row: courses.CourseRow) -> None:
-    assert_shown(row)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.row)
-def test_every_command_shows_its_figures(row: courses.CourseRow) -> None:
-    assert_shown(row)
-
-
-def test_a_row_is_printed_with_its_command_and_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "row.json"
-    printed = invoked(main, "4", "--json", str(file)).stdout
-    (found,) = json.loads(file.read_text())["rows"]
-    assert (found["row"], found["deck"], found["command"]) == (4, 3, "stepsim run attention_unfused_gpt2")
-    (figure,) = found["figures"]
-    assert figure["shown"] == pytest.approx(figure["said"], rel=figure["tolerance"])
-    assert all(text in printed for text in (found["statement"], found["command"], figure["name"]))
-
-
-def test_all_rows_are_listed() -> None:
-    assert len(invoked(main).stdout.splitlines()) == len(ROWS)
-
-
-def test_a_row_that_is_not_there() -> None:
-    assert "ROW: found 999; allowed: 1 to 135" in invoked(main, "999", code=2).output
-
-
-def test_a_command_that_cannot_run_here_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_: str) -> None:
-        raise InputError("needs torch")
-
-    monkeypatch.setattr(courses, "result_of", refused)
-    row = next(row for row in ROWS if row.row == 29)
-    assert courses.shown(row) == [None]
-
-
-def test_an_expression_is_no_program() -> None:
-    with pytest.raises(InputError, match="is no part of an expression"):
-        courses.value("[x for x in rows]", {"rows": []})
