@@ -1,6 +1,6 @@
 """The eight 8-bit methods over model sizes, on models whose outliers arose in training.
 
-    python -m calibrate.quantization_sizes --out docs/quantization_sizes.json [--gguf FILE]
+    python -m calibrate.quantization_sizes --out sim/presets/quantization_sizes.json [--gguf FILE]
 
 Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339, table 1: perplexity of nine methods over models of 125M to 13B.
 Here three sizes are trained with AdamW on the bytes of Python's own documentation and library sources. `--gguf FILE`

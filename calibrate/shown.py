@@ -3,7 +3,8 @@
     python -m calibrate.shown
 
 Three ranks hold [1, 1, 1], [2, 2, 2] and [3, 3, 3] and run every collective of data and tensor parallelism. Then two
-ranks compute the product of a (4, 2) and a (2, 2) matrix, split by columns and by rows of the second.
+ranks compute the product of a (4, 2) and a (2, 2) matrix, split by columns and by rows of the second. Below stand the
+kernels of elu and five numbers in 8 bits.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.launch import join
+from calibrate.quantization import _affine, _int8, _scale
 from calibrate.ranks import stream_ranks
 from sim.core.processes import python_module
 
 RANKS, PATIENCE_S = 3, 120.0
 X = ((0.0, 1.0), (2.0, 3.0), (4.0, 5.0), (6.0, 7.0))
 W = ((10.0, 30.0), (20.0, 40.0))
+ALPHA = 1.0
+WITH_OUTLIER = (15.0, 0.1, 0.02, 1.0, 0.01)
 
 
 def start() -> Tensor:
@@ -109,6 +115,30 @@ def row_product() -> Tensor:
     return mine
 
 
+class Kernels(TorchDispatchMode):
+    """Counts the operators that run within it, each a kernel on a GPU."""
+
+    count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count and run one."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of(function: Callable[[Tensor], Tensor]) -> int:
+    """Count the kernels of a function of a tensor."""
+    x = torch.linspace(-1, 1, 8)
+    with Kernels() as seen:
+        function(x)
+    return int(seen.count)
+
+
+def elu(x: Tensor) -> Tensor:
+    """The exponential linear unit, operator by operator."""
+    return torch.where(x < 0, ALPHA * (torch.exp(x) - 1), x)
+
+
 def on_ranks(ranks: int, what: str) -> Iterator[tuple[str, list[list[float]]]]:
     """Run `collectives` or `products` on ranks; yield each one's name and what every rank holds at the end.
 
@@ -147,6 +177,12 @@ def main(rank_of: str | None, parent: int | None) -> None:
     print(f"\nX {[list(r) for r in X]} · W {[list(r) for r in W]} on two ranks")
     for name, rows in on_ranks(2, "products"):
         print(f"{'by ' + name:>15}: {rows[0]}")
+    print(f"\nkernels of elu as written: {kernels_of(elu)}; fused: {kernels_of(torch.nn.functional.elu)}")
+    x = torch.tensor(WITH_OUTLIER)
+    integers, scale = _int8(x, _scale(x, None)), float(_scale(x, None))
+    print(f"\n{list(WITH_OUTLIER)} in 8 bits by the largest: {[int(q) for q in integers]}, one step is {scale:.4f}")
+    shifted, step = _affine(x, None)
+    print(f"with a zero point: {[int(q) for q in shifted]}, one step is {float(step):.4f}")
 
 
 if __name__ == "__main__":

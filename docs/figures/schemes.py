@@ -51,8 +51,8 @@ def _layer(title: str, note: str, runs: dict[str, Simulation], stream: str, laye
 def tensor_overlap() -> Gantt:
     """What tp_overlap does to a layer's forward."""
     options = ("sp=false", "sp=true", "tp_overlap=full")
-    runs = {o.replace("=", ": "): fine("tp_scaling_llama8b", f"parallelism.{o}") for o in options}
-    return _layer("Tensor parallelism: two layers forward", "Llama 3 8B on eight H100s, tp 8.", runs, "tp", 2)
+    runs = {o.replace("=", ": "): fine("playbook_tp8_sp", f"parallelism.{o}") for o in options}
+    return _layer("Tensor parallelism: two layers forward", "The playbook's 3B on eight H100s, tp 8.", runs, "tp", 2)
 
 
 def context_methods() -> Gantt:

@@ -27,8 +27,8 @@ def run(name: str, *overrides: str) -> Simulation:
 
 
 def throughput(name: str, *overrides: str) -> tuple[float, ...]:
-    """Tokens a second and GPU at every degree; `{}` in an override is the degree."""
-    return tuple(run(name, *(o.format(n) for o in overrides)).result["tokens_per_s_per_gpu"] for n in DEGREES)
+    """Tokens a second and GPU at every degree; `{}` in the name or an override is the degree."""
+    return tuple(run(name.format(n), *(o.format(n) for o in overrides)).result["tokens_per_s_per_gpu"] for n in DEGREES)
 
 
 def loss(values: Sequence[float]) -> float:
@@ -37,17 +37,17 @@ def loss(values: Sequence[float]) -> float:
 
 
 def tensor_parallel() -> Chart:
-    """Throughput a GPU by tensor-parallel degree, on DGX H100 nodes and with a perfect network between them."""
-    real = throughput("tp_scaling_llama8b", "parallelism.tp={}")
-    fast = throughput("tp_scaling_llama8b", "parallelism.tp={}", *FAST_NETWORK)
+    """Throughput a GPU by tensor-parallel degree, on the playbook's nodes and with a perfect network between them."""
+    real = throughput("playbook_tp{}_sp")
+    fast = throughput("playbook_tp{}_sp", *FAST_NETWORK)
     return Chart(
-        "Tensor parallelism: throughput per GPU, Llama 3 8B on DGX H100",
+        "Tensor parallelism: throughput per GPU, the playbook's 3B",
         f"Lost from 8 to 16 (a second node): {loss(real):.0%}; "
         f"with an infinitely fast network between nodes {loss(fast):.0%}.",
         "tensor-parallel GPUs",
         "tokens/s per GPU",
         tuple(map(str, DEGREES)),
-        (Series("DGX H100", real, COLOURS[0]), Series("infinitely fast network between nodes", fast, COLOURS[1])),
+        (Series("H100s over EFA", real, COLOURS[0]), Series("infinitely fast network between nodes", fast, COLOURS[1])),
         "grouped",
     )
 

@@ -101,6 +101,7 @@ COMMANDS = {
     "explore": Lazy("sim.commands.explore", "Change a layout in a browser and see the step redrawn"),
     "topology": Lazy("sim.commands.topology", "Write a cluster's network as a graph, to change and read back"),
     "validate": Lazy("sim.commands.validate", "Predict published measurements row by row"),
+    "courses": Lazy("sim.commands.courses", "Show what the lecture decks say, row by row, with its figures"),
     "regress": Lazy("sim.commands.regress", "Check stored real runs against their simulation"),
 }
 

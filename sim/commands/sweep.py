@@ -21,9 +21,11 @@ from sim.commands.layout_options import linked_rows
 from sim.commands.options import Study, scenario_argument, study_options
 from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
-from sim.core.units import as_written, counted
+from sim.core.units import as_written, counted, n_bytes
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sim.studies.sweep_found import SweepResult, SweepRow
     from sim.studies.sweep_metrics import Workload
     from sim.studies.sweep_worker import Change
@@ -163,6 +165,21 @@ def _check_count(count: int, label: str) -> None:
         raise InputError(f"{label}: makes {max(0, count):,} combinations; from 1 to {MOST_STEPS:,} can be simulated")
 
 
+def _memory(rows: Sequence[SweepRow], keys: Sequence[str]) -> Table:
+    """Memory of each row's fullest rank by category."""
+    names = list(dict.fromkeys(name for row in rows for name in row.memory))
+    table = plain_table()
+    for key in keys:
+        table.add_column(key, overflow="fold")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    for row in rows:
+        if row.memory:
+            sizes = (n_bytes(row.memory.get(name, 0.0)) for name in names)
+            table.add_row(*(as_written(value) for value in row.values.values()), *sizes)
+    return table
+
+
 def print_result(result: SweepResult) -> None:
     """A table of all combinations, the best by the metric first where there are very many; refused ones with the
     number of their reason."""
@@ -194,6 +211,8 @@ def print_result(result: SweepResult) -> None:
     console.print(table)
     if result.not_measured:
         console.print(result.not_measured, highlight=False, markup=False)
+    if any(row.memory for row in shown):
+        console.print(_memory(shown, list(short_keys(result.vary).values())))
     if any(not row.refused and not row.fits_in_memory for row in shown):
         console.print("✗ does not fit in memory", highlight=False)
     if len(shown) < len(rows):

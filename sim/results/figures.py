@@ -75,6 +75,7 @@ _SERVED = (
     Figure("output_tokens_per_s_per_gpu", RATE, "the same on each GPU", "Output tokens/s per GPU", "tok/s/GPU", True),
     Figure("total_tokens_per_s", RATE, "tokens of prompts and answers in a second", more_is_better=True),
     Figure("requests_per_s", RATE, "requests finished in a second", more_is_better=True),
+    Figure("perplexity_added", SHARE, "by quantization, as measured on a language model of 135M", "Perplexity added"),
     Figure("comm_share", SHARE, "communication ÷ time of iterations", "Communication share"),
 )
 _MEMORY = (

@@ -3,12 +3,15 @@ model, operators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from sim.core.errors import InputError
 
 Result = Mapping[str, Any]
 OF_STEP = ("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "compute_s", "exposed_comm_s")
 LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
+DERIVED = ("model.", "parallelism.", "training.")  # sections whose defaults follow from other keys
 EMPTY: tuple[Any, ...] = (None, [], {})  # a section that is left out, and one whose lists are empty, say the same
 TIMES = (
     *(*OF_STEP, "bubble_fraction", "duration_s"),
@@ -21,15 +24,18 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
     """The two results in the form of `--json`: format sim-diff/1.
 
     Every entry is `{a, b, change}`, `change` being b ÷ a − 1, null where a is 0. `keys`: of the resolved scenarios,
-    those that differ, null where one side has none. `memory_bytes`: of the fullest ranks. `critical_path_s`: by kind.
-    `buffer_bytes`: by kind and group, the sum of the first rank's collectives, each as nccl-tests counts it (the whole
-    buffer; a ring sends twice as much for an all-reduce). `parts_s`, `operators_s`: of the first class of ranks, where
-    both results have them.
+    those that differ, null where one side has none; `follow`: keys that differ because of them. `memory_bytes`: of
+    the fullest ranks. `critical_path_s`: by kind. `buffer_bytes`: by kind and group, the sum of the first rank's
+    collectives, each as nccl-tests counts it (the whole buffer; a ring sends twice as much for an all-reduce).
+    `parts_s`, `operators_s`: of the first class of ranks, where both results have them.
     """
+    keys = {key: {"a": x, "b": y} for key, x, y in differing_keys(a["scenario"], b["scenario"]) if key != "name"}
+    follow = following(keys, a["scenario"], b["scenario"])
     return {
         "format": "sim-diff/1",
         "names": [a["scenario"]["name"], b["scenario"]["name"]],
-        "keys": {key: {"a": x, "b": y} for key, x, y in differing_keys(a["scenario"], b["scenario"]) if key != "name"},
+        "keys": {key: pair for key, pair in keys.items() if key not in follow},
+        "follow": {key: keys[key] for key in keys if key in follow},
         "times": _pairs(*({n: v for n in TIMES if (v := _at(r, n)) is not None} for r in (a, b))),
         "fits_in_memory": {"a": a["fits_in_memory"], "b": b["fits_in_memory"]},
         "memory_bytes": _pairs(_memory(a), _memory(b)),
@@ -38,6 +44,29 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
         "parts_s": _pairs(_parts(a), _parts(b)),
         "operators_s": _pairs(_operators(a), _operators(b)),
     }
+
+
+def following(keys: Iterable[str], *scenarios: Mapping[str, Any]) -> set[str]:
+    """Those keys of a model, a training and a layout that a scenario without them gets again from its other keys."""
+    found: set[str] = set()
+    for key in reversed(list(keys)):
+        if key.startswith(DERIVED) and all(_same_without({*found, key}, scenario) for scenario in scenarios):
+            found.add(key)
+    return found
+
+
+def _same_without(keys: set[str], scenario: Mapping[str, Any]) -> bool:
+    from sim.inputs.scenario import parse_scenario
+
+    left = {**scenario}
+    for key in keys:
+        section, name, *_ = key.split(".")
+        left[section] = {k: v for k, v in (left.get(section) or {}).items() if k != name}
+    try:
+        again = parse_scenario(left).model_dump(mode="json")
+    except InputError:
+        return False
+    return all(again.get(section) == scenario.get(section) for section in {key.split(".")[0] for key in keys})
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

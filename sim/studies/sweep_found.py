@@ -12,7 +12,8 @@ from sim.studies.sweep_metrics import FIRST, GPUS, METRICS, NUMBERS, RATE, STEP,
 class SweepRow(Record, frozen=True):
     """A step, or a serving workload, with some keys changed.
 
-    `figures`: by the keys of `NUMBERS`; empty where the row cannot be simulated, and `refused` says why.
+    `figures`: by the keys of `NUMBERS`; empty where the row cannot be simulated, and `refused` says why. `memory`:
+    bytes of the fullest rank by category, each at its maximum.
     `not_measured`: what to say where the GPU's kernels were not measured.
     """
 
@@ -22,6 +23,7 @@ class SweepRow(Record, frozen=True):
     fits_in_memory: bool = False
     refused: str = ""
     not_measured: str = ""
+    memory: Mapping[str, float] = {}
 
     def number(self, metric: Metric) -> float:
         """The row's value of a metric."""

@@ -50,8 +50,9 @@ SERVING = (
 
 
 METRICS: dict[Workload, tuple[Metric, ...]] = {"training": TRAINING, "serving": SERVING}
-# Keys of a row's figures: of a step also its time without faults, and what these cost.
+OF_STEP = ("mfu", "mfu_full_attention", "bubble_ratio", "exposed_comm_s")
+# Keys of a row's figures: of a step also its time without faults, what these cost, and what it makes of the GPUs.
 NUMBERS: dict[Workload, tuple[str, ...]] = {
-    "training": (*[m.key for m in TRAINING], "healthy_s", "lost_s"),
+    "training": (*[m.key for m in TRAINING], "healthy_s", "lost_s", *OF_STEP),
     "serving": tuple(m.key for m in SERVING),
 }

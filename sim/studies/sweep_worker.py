@@ -26,6 +26,7 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node, ranks_per_core
 from sim.ranks.faults import disturbs
+from sim.results.records import MemoryRow
 from sim.rl.simulation import simulate_rl
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
@@ -35,6 +36,7 @@ from sim.studies.sweep_metrics import MEMORY, RATE, RESERVED, STEP, TOKENS
 from topology.spec import GpuSpec
 
 Change = tuple[tuple[str, Any], ...]  # keys and their values
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "kv_cache", "buffers")
 HEALTHY_KEPT = 64  # steps without faults that a process remembers
 
 
@@ -124,10 +126,17 @@ def _simulated(packed: bytes, change: Change) -> SweepRow:
     healthy_s = _healthy_s(packed, json.dumps(healthy.model_dump("json"))) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
-    figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes, simulation.reserved_bytes)
-    return SweepRow(
-        dict(change), figures, scenario.ranks, simulation.fits_in_memory, "", not_measured(scenario.cluster)
-    )
+    result = simulation.outcome
+    of_step = {"exposed_comm_s": result.mean_rank.exposed_comm_s, "bubble_ratio": result.mean_rank.bubble_ratio}
+    figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes, simulation.reserved_bytes) | of_step
+    figures |= {key: getattr(result.utilization, key) for key in ("mfu", "mfu_full_attention")}
+    fits, memory = simulation.fits_in_memory, _by_category(result.memory)
+    return SweepRow(dict(change), figures, scenario.ranks, fits, "", not_measured(scenario.cluster), memory)
+
+
+def _by_category(memory: Sequence[MemoryRow]) -> dict[str, float]:
+    fullest = max(memory, key=lambda row: row.peak)
+    return {name: size for name in CATEGORIES if (size := getattr(fullest, name))}
 
 
 def _figures(
@@ -150,4 +159,5 @@ def _served(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
     figures = {m.key: getattr(result, m.key) for m in (TOKENS, MEMORY, RESERVED)}
     for name, quantity in QUANTITIES.items():
         figures |= {f"{name}_{statistic}_s": getattr(latencies[quantity], statistic) for statistic in ("p50", "p99")}
-    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory, "", not_measured(scenario.cluster))
+    unmeasured, memory = not_measured(scenario.cluster), _by_category(result.memory)
+    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory, "", unmeasured, memory)

@@ -34,6 +34,7 @@ CARDS = (
     *("step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s"),
     *("request_latency_s.p50", "time_to_first_token_s.p50", "output_tokens_per_s"),
 )
+PROGRAM = ("model", "training.seq_len", "training.global_batch_size", "training.recompute", "inference.requests")
 SOURCE = ".source"  # of a cluster's or GPU's figures: text that changes nothing
 
 
@@ -60,9 +61,10 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         for key, v in found["keys"].items()
         if not key.endswith(SOURCE)
     ]
+    head = ("", "A", "B") if other_programs(found) else ("", "A", "B", "change")
     out = [Rows("Keys", ("key", "A", "B"), keys)]
     times = [_row(named_figure(k), v, *map(figure_of(k).show, (v["a"], v["b"]))) for k, v in found["times"].items()]
-    out.append(Rows("Result", ("", "A", "B", "change"), times))
+    out.append(Rows("Result", head, times))
     for title, part, shown in PARTS:
         pairs = list(found[part].items())
         if part == "operators_s":
@@ -70,8 +72,19 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         named = NAMES.get(part, str)
         rows = [_row(named(name), v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
         most = OPERATORS_SHOWN if part == "operators_s" else None
-        out.append(Rows(title, ("", "A", "B", "change"), rows, most))
-    return [table for table in out if table.rows]
+        out.append(Rows(title, head, rows, most))
+    return [table._replace(rows=[row[: len(table.head)] for row in table.rows]) for table in out if table.rows]
+
+
+def other_programs(found: Mapping[str, Any]) -> str:
+    """A line for two programs that compute different things, of which neither saves anything; empty for one program.
+
+    >>> other_programs({"keys": {"model.layers": 1, "model.vocab": 1, "training.seq_len": 1, "parallelism.tp": 1}})
+    'A and B are different programs: model, seq_len. The tables stand side by side, without a change.'
+    """
+    keys = [key for key in PROGRAM for differing in found["keys"] if f"{differing}.".startswith(f"{key}.")]
+    words = ", ".join(key.rpartition(".")[2] for key in dict.fromkeys(keys))
+    return words and f"A and B are different programs: {words}. The tables stand side by side, without a change."
 
 
 def print_difference(found: Mapping[str, Any], console: Console) -> None:
@@ -80,6 +93,10 @@ def print_difference(found: Mapping[str, Any], console: Console) -> None:
     console.print(f"A: {name_a}\nB: {name_b}", highlight=False, markup=False)
     if not found["keys"]:
         console.print("The scenarios are equal.")
+    if found["follow"]:
+        console.print(f"These differ because of the keys below: {', '.join(found['follow'])}", highlight=False)
+    if said := other_programs(found):
+        console.print(said, highlight=False, markup=False)
     for table in tables(found):
         console.print()
         console.print(_rich(table))
@@ -92,12 +109,13 @@ def difference_page(found: Mapping[str, Any]) -> str:
     from sim.views.page import still_page
 
     name_a, name_b = found["names"]
-    cards = [_card(name, pair) for name in CARDS if (pair := found["times"].get(name)) is not None]
+    other = other_programs(found)
+    cards = [_card(name, pair, not other) for name in CARDS if (pair := found["times"].get(name)) is not None]
     return still_page(
         "difference.html",
         f"{name_b} against {name_a}",
         {},
-        line=f"A: {name_a} · B: {name_b}" + ("" if found["keys"] else " · the scenarios are equal"),
+        line=f"A: {name_a} · B: {name_b}" + (f" · {other}" if other else "" if found["keys"] else " · they are equal"),
         headline=cards,
         warnings=misfits(found),
         tables=tables(found),
@@ -161,11 +179,12 @@ def key_words(key: str, value: Any) -> str:
     return plain(value) if unit is None else unit.write(value)
 
 
-def _card(name: str, pair: Mapping[str, Any]) -> Number:
+def _card(name: str, pair: Mapping[str, Any], with_change: bool) -> Number:
     from sim.views.headline import Number
 
     figure = figure_of(name)
-    return Number(named_figure(name), figure.show(pair["b"]), f"A {figure.show(pair['a'])}, {_change(pair) or 'equal'}")
+    change = f", {_change(pair) or 'equal'}" if with_change else ""
+    return Number(named_figure(name), figure.show(pair["b"]), f"A {figure.show(pair['a'])}{change}")
 
 
 def _change(pair: Mapping[str, Any]) -> str:

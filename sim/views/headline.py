@@ -10,7 +10,7 @@ from sim.results.figures import FIGURES
 from sim.results.fit import SURE, Fit
 from sim.results.losses import bubble_name, waiting_s
 from sim.results.records import tightest
-from sim.results.result import StepResult
+from sim.results.result import StepResult, Utilization
 
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
@@ -26,6 +26,7 @@ TO_CHECK = (  # where a measured step is far from the simulated one
     "(docs/slower_than_simulated.md)"
 )
 SET_IS_CHANGE = "a --set that the measured run had belongs in the scenario's file"
+FULL_SHOWN = 0.005  # of the peak: a smaller difference of the two MFUs is left to the JSON
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
 LINK_NAMES = {
@@ -69,7 +70,7 @@ def _step(result: StepResult) -> list[Number]:
     return [
         _figure("step_time_s", step_s, interval),
         _figure("tokens_per_s_per_gpu", per_gpu, f"{count(result.tokens_per_s)} in all"),
-        _figure("mfu", use.mfu, f"{flops}; HFU {percent(use.hfu)}"),
+        _figure("mfu", use.mfu, f"{flops}; HFU {percent(use.hfu)}{_in_full(use)}"),
         Number(bubble_name(result.scenario.parallelism), percent(waiting_s(result) / step_s), "of the step"),
         Number(FIGURES["exposed_comm_s"].name, seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
         *_teacher(result),
@@ -100,6 +101,12 @@ def _flops_words(result: StepResult) -> str:
     if not use.mfu or dtype_bytes(precision) >= 2:
         return words
     return f"{words}, of {rate(use.model_flops_per_s_per_gpu / use.mfu, 'FLOP/s')} in {precision}"
+
+
+def _in_full(use: Utilization) -> str:
+    """MFU as papers count it that leave the causal mask out, where it is another."""
+    more = use.mfu_full_attention - use.mfu > FULL_SHOWN
+    return f"; MFU {percent(use.mfu_full_attention)} with attention counted in full" if more else ""
 
 
 def _training_run(result: StepResult) -> list[Number]:
@@ -163,7 +170,15 @@ def _serving(result: ServingResult) -> list[Number]:
         numbers.append(_figure(key, p.p50, words))
     within = "" if likely is None else _interval(" – ".join(map(count, likely.output_tokens_per_s)))
     tokens = _figure("output_tokens_per_s", rate_per_s, within)
-    return [*numbers, tokens, *_reserved(result), _peak(result)]
+    return [*numbers, tokens, *_perplexity(result), *_reserved(result), _peak(result)]
+
+
+def _perplexity(result: ServingResult) -> list[Number]:
+    """What the quantization costs in quality, where that was measured."""
+    if result.perplexity_added is None:
+        return []
+    note = f"by {result.scenario.for_serving.quantization}, measured on a language model of 135M"
+    return [_figure("perplexity_added", result.perplexity_added, note)]
 
 
 def _reserved(result: ServingResult) -> list[Number]:

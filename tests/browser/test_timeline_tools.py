@@ -261,7 +261,7 @@ def test_tables_sort_and_go_away_as_csv(page: Any) -> None:
     assert table.locator("th[aria-sort=ascending]").inner_text() == "Peak"
     page.locator("#memory-table .copy-csv").click()
     lines = page.evaluate("navigator.clipboard.readText()").splitlines()
-    assert lines[0].startswith(",Peak,Parameters")
+    assert lines[0].startswith(",Peak,Reserved,Parameters")
     assert len(lines) == 9
 
 

@@ -44,7 +44,7 @@ SHOWN = (
         ("parallelism.dp_sync=after_backward",),
     ),
     Shown("data_parallel", "one for each tensor |", "dp_buckets_gpt2", ("parallelism.dp_sync=per_parameter",)),
-    Shown("pipeline", "4, 4, 4, 4, 2 layers. The step takes", "1f1b_pp8"),
+    Shown("pipeline", "4, 4, 4, 4, 2 layers. The step takes", "uneven_pp8", ("parallelism.layers_per_stage=balanced",)),
     Shown("pipeline", "with four layers on each stage it takes", "uneven_pp8"),
     Shown("processes", "step.step_time_s) #", "uneven_pp8"),
     Shown("batch_planning", "documents of 1,500 tokens in the mean) takes", "packed_documents"),

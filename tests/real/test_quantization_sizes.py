@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from calibrate import quantization_sizes as sizes  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-ROWS = [sizes.Sized(**row) for row in json.loads((ROOT / "docs" / "quantization_sizes.json").read_text())]
+ROWS = [sizes.Sized(**row) for row in json.loads((ROOT / "sim" / "presets" / "quantization_sizes.json").read_text())]
 
 
 def test_the_page_has_the_stored_table() -> None:

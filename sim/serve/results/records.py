@@ -183,6 +183,7 @@ class ServingResult(Record, frozen=True, kw_only=True):
     autoscaling: ScalingUse | None = None
     lora: AdapterUse | None = None
     weight_offload: OffloadUse | None = None
+    perplexity_added: float | None = None  # by the quantization, where it was measured
     comm_share: float
     peak_memory_bytes: float  # the most in use
     peak_reserved_bytes: float  # by the engine: weights, the whole cache, an iteration's tensors

@@ -29,6 +29,7 @@ from sim.serve.replicas.scaling_use import scaling_use
 from sim.serve.results.certainty import server_interval
 from sim.serve.results.latencies import RequestTimes, TokenGaps, request_times, token_gaps
 from sim.serve.results.memory_rows import memory_rows
+from sim.serve.results.perplexity import perplexity_added
 from sim.serve.results.records import (
     AdapterUse,
     OffloadUse,
@@ -223,6 +224,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         autoscaling=scaling,
         lora=_adapters(sim),
         weight_offload=_offload(sim),
+        perplexity_added=perplexity_added(sim.scenario.for_serving.quantization),
         comm_share=_comm_share(sim),
         peak_memory_bytes=max(row.peak for row in memory),
         peak_reserved_bytes=max(row.reserved for row in memory),

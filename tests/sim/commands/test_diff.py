@@ -26,10 +26,7 @@ def as_json(*words: str) -> dict[str, Any]:
 
 def test_two_scenarios_differ_in_the_keys_that_their_files_differ_in() -> None:
     found = as_json(TP8, TP8_SP)
-    assert found["keys"] == {
-        "training.recompute.mode": {"a": "full", "b": "none"},
-        "parallelism.sp": {"a": False, "b": True},
-    }
+    assert found["keys"] == {"parallelism.sp": {"a": False, "b": True}}
     a, b = result_of(Path(TP8), ()), result_of(Path(TP8_SP), ())
     step = found["times"]["step_time_s"]
     assert (step["a"], step["b"]) == (a["step_time_s"], b["step_time_s"])
@@ -48,6 +45,33 @@ def test_a_scenario_against_itself_differs_in_nothing() -> None:
     assert not found["keys"]
     pairs = (p for part in ("times", "memory_bytes", "critical_path_s", "buffer_bytes") for p in found[part].values())
     assert all(pair["change"] == 0 for pair in pairs)
+
+
+def test_keys_that_follow_from_others_are_named_apart() -> None:
+    found = as_json("1f1b_pp8", "zb_v_pp8")
+    assert list(found["keys"]) == ["parallelism.schedule"]
+    assert {"parallelism.virtual_stages", "parallelism.layers_per_stage"} <= set(found["follow"])
+    stated = as_json("1f1b_pp8", "--set", "parallelism.p2p_overlap=true")
+    assert (list(stated["keys"]), stated["follow"]) == (["parallelism.p2p_overlap"], {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["model=llama2-7b"], "model."),
+        (["training.seq_len=1024", "training.global_batch_size=8"], "seq_len, global_batch_size."),
+        (["training.recompute=full"], "recompute."),
+        (["parallelism.schedule=gpipe", "training.precision=fp8"], None),
+    ],
+)
+def test_of_different_programs_no_change_is_said(changes: list[str], said: str | None, tmp_path: Path) -> None:
+    page = tmp_path / "d.html"
+    words = [word for change in changes for word in ("--set", change)]
+    printed = invoked(main, "1f1b_pp8", *words, "--html", str(page)).stdout
+    for text in (printed, page.read_text()):
+        assert ("different programs" in text) == (said is not None)
+    assert said is None or f"A and B are different programs: {said}" in printed
+    assert bool(re.search(r"[+−]\d+\.\d %", printed)) == (said is None)
 
 
 def test_a_list_without_entries_is_no_difference() -> None:

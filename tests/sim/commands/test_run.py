@@ -183,7 +183,7 @@ def test_what_only_training_has_is_refused_for_serving(option: str, tmp_path: Pa
 
 
 def test_what_does_not_fit_still_runs() -> None:
-    r = run(SCENARIO, "--set", "training.micro_batch_size=8", "--json", "-")
+    r = run(SCENARIO, "--set", "training.seq_len=32768", "--json", "-")
     assert r.returncode == 0
     result = json.loads(r.stdout)
     assert not result["fits_in_memory"]

@@ -37,9 +37,10 @@ def test_each_change_gains_what_is_said(name: str) -> None:
 
 def test_what_does_not_help_or_fit_is_not_said() -> None:
     """Twice the micro-batch makes this pipeline slower and does not fit; twice the virtual stages does not help."""
-    _, found = advice("1f1b_pp8")
+    balanced = "parallelism.layers_per_stage=balanced"
+    _, found = advice("uneven_pp8", balanced)
     changes = {t.changes for t in found}
-    worse = simulate(load_scenario(FILES / "1f1b_pp8.yaml", ["training.micro_batch_size=2"])).outcome
+    worse = simulate(load_scenario(FILES / "uneven_pp8.yaml", [balanced, "training.micro_batch_size=2"])).outcome
     assert not worse.fits_in_memory
     assert ("training.micro_batch_size=2",) not in changes
     assert not any("layers_per_stage" in key for keys in changes for key in keys)  # balanced already

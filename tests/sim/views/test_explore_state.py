@@ -52,11 +52,11 @@ def test_what_the_file_derived_goes_back_to_its_default() -> None:
 
 
 def test_balanced_layers_stay_balanced_and_can_be_chosen() -> None:
-    path = SCENARIOS / "1f1b_pp8.yaml"
-    controls = controls_of(load_scenario(path))
+    path, balanced = SCENARIOS / "uneven_pp8.yaml", ["parallelism.layers_per_stage=balanced"]
+    controls = controls_of(load_scenario(path, balanced))
     for chosen, layers in (({}, "balanced"), ({"parallelism.layers_per_stage": "even"}, (8, 8, 8, 8))):
         choices = {**from_query("a", {}, controls), "parallelism.pp": "4", **chosen}
-        assert load_scenario(path, overrides(choices, controls)).parallelism.layers_per_stage == layers
+        assert load_scenario(path, [*balanced, *overrides(choices, controls)]).parallelism.layers_per_stage == layers
 
 
 def test_a_step_of_too_many_actions_is_named() -> None:
