@@ -152,7 +152,7 @@ def clusters(name: str | None) -> None:
     from sim.views.scenario_words import cluster_words
     from topology.presets import CLUSTERS, GPUS
 
-    if name in CLUSTERS or name in GPUS:
+    if name is not None and (name in CLUSTERS or name in GPUS):
         from sim.views.shipped_records import cluster_record, gpu_record
 
         return click.echo((gpu_record if name in GPUS else cluster_record)(name))

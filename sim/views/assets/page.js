@@ -244,7 +244,7 @@
       chart.y_range.setv({start: 0, end: (shown ? Math.max(peak, limit) : peak) * 1.08 || 1})
       model("memory:total").data_source.data = columns
       $("#memory-note").textContent = `Peak ${stepsim.bytes(peak)}`
-        + (limit > 0 ? ` of ${stepsim.bytes(limit)} on the device (${(100 * peak / limit).toFixed(1)} %)` : "")
+        + (limit > 0 ? ` of ${stepsim.bytes(limit)} that may be reserved (${(100 * peak / limit).toFixed(1)} %)` : "")
         + (limit > 0 && !shown ? "; the device's limit lies above the plot." : limit > 0 ? "; the dashed line is the device's limit." : ".")
     }
     select.addEventListener("change", draw)
