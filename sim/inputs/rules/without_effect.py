@@ -117,13 +117,13 @@ def _alone(s: Layout) -> str:
 
 def _zero(s: Layout) -> str:
     """Tell why the ZeRO stage has no effect: one rank shards nothing. With one rank DeepSpeed's engine still has
-    buffers, though, and FSDP still casts."""
+    buffers, though, and FSDP still casts and keeps its shard in host memory."""
     t = s.training
     if t is None or not (why := _alone(s)):
         return ""
     framework = framework_of(t)
     casts = t.param_dtype == "fp32" and t.precision != "fp32"
-    return "" if framework.zero.buffers or casts else why
+    return "" if framework.zero.buffers or casts or t.parameter_offload else why
 
 
 def _only_with_zero(*stages: int) -> Callable[[Layout], str]:

@@ -113,7 +113,7 @@ def test_bad_options_are_one_message(vary: str, problem: str) -> None:
 
 
 def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["cluster={preset: dgx-h100, gpu: {preset: h100-sxm, memory_bytes: 25GiB}}"]
+    small = ["cluster={preset: dgx-h100, gpu: {preset: h100-sxm, memory_bytes: 28GiB}}"]
     found = run_sweep(FILE, ["training.recompute=none,full"], Study(overrides=tuple(small)))
     assert [row.fits_in_memory for row in found.rows] == [False, True]
     print_result(found)

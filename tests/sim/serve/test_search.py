@@ -223,7 +223,6 @@ def test_latencies_may_be_given_one_by_one(file: Path) -> None:
     [
         (("--objective", "step_time"), "a search of serving (--slo) does not have it"),
         (("--cluster", "dgx-h100,dgx-a100"), "for serving, search each cluster by itself"),
-        (("--for", "vllm"), "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines"),
     ],
 )
 def test_options_that_serving_does_not_have_are_refused(file: Path, options: tuple[str, str], instead: str) -> None:

@@ -46,7 +46,7 @@ def result() -> StepResult:
 
 def test_it_fits_on_a_screen_and_says_what_matters(result: StepResult) -> None:
     text = printed(result)
-    assert len(text.splitlines()) <= 42
+    assert len(text.splitlines()) <= 43
     for words in (
         "815.8 ms",
         "90 % interval 775.0 ms – 864.7 ms",
@@ -139,7 +139,7 @@ def test_names_are_not_markup(result: StepResult) -> None:
 def test_many_ranks_are_cut_in_the_middle() -> None:
     timeline = synthetic.one_f_one_b(p=64, m=64)
     text = printed(synthetic.result_of(timeline, synthetic.memory_curves(timeline)))
-    assert len(text.splitlines()) <= 47
+    assert len(text.splitlines()) <= 48
     assert "… 52 more" in text
     assert "ranks 504–511" in text
 
