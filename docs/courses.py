@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from docs.command_line import parser
-from sim.studies.courses import CourseRow, sections, shown
+from sim.commands.course_rows import CourseRow, sections, shown
 
 PAGE = Path(__file__).parent / "courses.md"
 HEAD = "| | item | numbers | scenario | command | test | |"

@@ -14,7 +14,7 @@ from sim.core.files import write_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.studies.courses import CourseRow
+    from sim.commands.course_rows import CourseRow
 
 
 @click.command("courses", cls=Command)
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @json_option
 def main(row: int | None, json: str | None) -> None:
     """List what the lecture decks say; of one ROW, run its command and show its figures. --json runs all rows."""
-    from sim.studies.courses import rows, shown
+    from sim.commands.course_rows import rows, shown
 
     every = list(rows())
     wanted = every if row is None else [one for one in every if one.row == row]

@@ -45,8 +45,8 @@ def test_overrides_are_read_and_checked_anew() -> None:
     by_override = simulate(scenario, overrides={"parallelism.pp": 2}).step_time_s
     assert by_override == simulate(parse_scenario(changed)).step_time_s
     assert load_scenario("1f1b_pp8", {"parallelism.pp": 4}) == load_scenario("1f1b_pp8", ["parallelism.pp=4"])
-    with pytest.raises(InputError, match="pp"):
-        scenario.with_overrides({"parallelism.pp": 7})
+    with pytest.raises(InputError, match="tp"):
+        scenario.with_overrides({"parallelism.tp": 7})
     with pytest.raises(InputError, match="with_overrides"):
         scenario.model_copy(update={"parallelism": None})
 
