@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs import courses as page  # noqa: E402
-from sim.studies import courses  # noqa: E402
+from sim.commands import course_rows as courses  # noqa: E402
 
 ROWS = list(courses.rows())
 MOST_WITHOUT = 25

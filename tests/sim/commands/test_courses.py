@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sim.commands import course_rows as courses
 from sim.commands.courses import main
 from sim.core.errors import InputError
-from sim.studies import courses
 from tests.processes import invoked
 
 ROWS = list(courses.rows())
