@@ -106,7 +106,7 @@ def _flops_words(result: StepResult) -> str:
 def _in_full(use: Utilization) -> str:
     """MFU as papers count it that leave the causal mask out, where it is another."""
     more = use.mfu_full_attention - use.mfu > FULL_SHOWN
-    return f"; MFU {percent(use.mfu_full_attention)} with attention counted in full" if more else ""
+    return f", MFU {percent(use.mfu_full_attention)} with attention counted in full" if more else ""
 
 
 def _training_run(result: StepResult) -> list[Number]:
