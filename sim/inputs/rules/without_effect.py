@@ -78,10 +78,11 @@ def keys_without_effect(sections: Sections, written: Parallelism) -> Iterator[st
     `written`: the section as the user wrote it, before defaults that follow from other sections are filled in.
     """
     t, keys = sections.training, written.model_fields_set
+    in_effect = _without(written, "zero") if _shards_nothing(sections) else written
     for record in OF_PARALLELISM:
         read = t is not None or record.key in SERVED - SET_BY_ENGINES
         if read and record.key in keys and (why := record.why(sections)):
-            left_out = with_defaults(_without(written, record.key), sections.model, t)
+            left_out = with_defaults(_without(in_effect, record.key), sections.model, t)
             if getattr(written, record.key) != getattr(left_out, record.key):
                 yield f"parallelism.{record.key}: of no effect {why}"
     if t is None:
@@ -95,10 +96,13 @@ def keys_without_effect(sections: Sections, written: Parallelism) -> Iterator[st
 
 def with_zero_in_effect(sections: Sections, written: Parallelism) -> Parallelism:
     """Return the layout as it is without a ZeRO stage that shards nothing, as much else follows from the stage."""
-    p = sections.parallelism
-    if p.zero == 0 or not _zero(sections):
-        return p
+    if not _shards_nothing(sections):
+        return sections.parallelism
     return with_defaults(_without(written, "zero"), sections.model, sections.training)
+
+
+def _shards_nothing(s: Layout) -> bool:
+    return s.parallelism.zero > 0 and bool(_zero(s))
 
 
 def _without(written: Parallelism, key: str) -> Parallelism:
@@ -217,8 +221,8 @@ def _accumulate_in_a_row(s: Layout) -> str:
 
 def _all_reduce_once(s: Layout) -> str:
     p, t = s.parallelism, s.training
-    if p.zero < 2:
-        return f"with zero {p.zero}, only with 2 and 3"
+    if why := _only_with_zero(2, 3)(s):
+        return why
     if p.accumulate_unsharded:
         return "with accumulate_unsharded, which reduces once a step"
     if p.sharded_over[0] == p.dp * p.cp:

@@ -229,7 +229,7 @@ def test_completion_knows_commands_and_scenarios() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
 def test_output_in_any_encoding(encoding: str) -> None:
-    said = stepsim("run", "tp8", PYTHONIOENCODING=encoding).stdout
+    said = stepsim("run", "tp8_sp", PYTHONIOENCODING=encoding).stdout
     assert "+ fits" in said
     assert "#" in said
     stepsim("scenarios", PYTHONIOENCODING=encoding)
