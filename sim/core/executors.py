@@ -105,16 +105,20 @@ def tracked(found: Iterable[T], what: str, count: int, hint: str = "") -> Iterat
 
 
 HOLDS_SIGNALS_BACK = hasattr(signal, "pthread_sigmask")  # Windows does not
+ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 class _Pool(ProcessPoolExecutor):
-    """Processes that start with Ctrl-C held back: one that came while they import would print a traceback of theirs."""
+    """Processes that start with Ctrl-C and SIGTERM held back: while they start, either would print a traceback of theirs.
+
+    A fork has this process's handler of SIGTERM until `stay_with` takes it away.
+    """
 
     def submit(self, task: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Hand out a task, and start a process for it while there are fewer than wanted."""
         if not HOLDS_SIGNALS_BACK:
             return super().submit(task, *args, **kwargs)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             return super().submit(task, *args, **kwargs)
         finally:
@@ -156,10 +160,11 @@ def _stop_sending(pool: ProcessPoolExecutor) -> None:
 
 
 def stay_with(parent: int) -> None:
-    """Make this process end soon after `parent`, however that ends, and leave Ctrl-C to it."""
+    """Make this process end soon after `parent`, however that ends, leave Ctrl-C to it, and end at SIGTERM in silence."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if HOLDS_SIGNALS_BACK:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -91,12 +91,31 @@ if __name__ == "__main__":
         for _ in range(8):
             workers.executor.submit(time.sleep, 0.5)
 """
+# As a command handles SIGTERM; its workers are forks, which have that handler until they take it away.
+ENDED = """
+import signal, time
+from sim.core.executors import local_workers
+class Ended(BaseException):
+    pass
+def end(*_):
+    raise Ended
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, end)
+    for _ in range(20):
+        try:
+            with local_workers(4, start=None) as workers:
+                workers.executor.submit(time.sleep, 0)
+                raise Ended
+        except Ended:
+            pass
+"""
 
 
-def test_workers_that_still_start_leave_ctrl_c_to_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [STARTING, ENDED], ids=["Ctrl-C", "SIGTERM"])
+def test_workers_that_still_start_leave_signals_to_the_command(source: str, tmp_path: Path) -> None:
     """Else each prints a traceback, amid the last words of the command."""
     file = tmp_path / "starting.py"
-    file.write_text(STARTING, encoding="utf-8")
+    file.write_text(source, encoding="utf-8")
     found = subprocess.run(
         [sys.executable, str(file)], cwd=ROOT, capture_output=True, text=True, start_new_session=True, check=False
     )
