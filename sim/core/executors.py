@@ -109,7 +109,7 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 class _Pool(ProcessPoolExecutor):
-    """Processes that start with Ctrl-C and SIGTERM held back: while they start, either would print a traceback of theirs.
+    """Processes that start with Ctrl-C and SIGTERM held back: either would make one that imports print a traceback.
 
     A fork has this process's handler of SIGTERM until `stay_with` takes it away.
     """
@@ -160,7 +160,7 @@ def _stop_sending(pool: ProcessPoolExecutor) -> None:
 
 
 def stay_with(parent: int) -> None:
-    """Make this process end soon after `parent`, however that ends, leave Ctrl-C to it, and end at SIGTERM in silence."""
+    """Make this process end soon after `parent`, however that ends, leave Ctrl-C to it, and end silently at SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if HOLDS_SIGNALS_BACK:

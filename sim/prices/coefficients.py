@@ -194,12 +194,14 @@ class PriceOptions(Struct, frozen=True):
     """Hold which effects a price includes; an effect that a measurement did not have is switched off to predict it.
 
     `power`: the power limit slows kernels (short bursts end before it acts). `host`: the host takes time to issue
-    work. `group_launch`: each group of a grouped matmul is a separate launch.
+    work. `group_launch`: each group of a grouped matmul is a separate launch. `engine`: the engine and release whose
+    kernels run ("vLLM 0.24.0"); empty: none of those that tables name.
     """
 
     power: bool = True
     host: bool = True
     group_launch: bool = True
+    engine: str = ""
 
     def applied(self, c: Coefficients) -> Coefficients:
         """Return the coefficients, with neutral values for the effects that are switched off."""

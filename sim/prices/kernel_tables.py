@@ -22,10 +22,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import dtype_bytes, peak_flops_per_s
 from sim.core.operator_kinds import ATTENTION, ATTENTION_DECODE, COUNTED, MATMULS, MOE_LAYER, shape_flops
+from sim.core.quantization import TABLE_FORMATS
 from sim.prices.expert_bounds import within_bounds
 from sim.prices.interpolation import Surface
+from sim.prices.kernel_file import MeasuredTable
 from sim.prices.kernel_shapes import Columns, Shapes, coordinates
 from sim.prices.profile import PointTable
 from sim.prices.roofline import Device, shape_bytes
@@ -45,7 +47,9 @@ class Table(Struct, frozen=True, eq=False, dict=True):
     """Hold an operator's points on a device.
 
     `floor_s`: added to the roofline in the efficiency. `error`: as in `Surface`, None if unknown. `input_s`: time of
-    quantizing the input, which `adjusted` subtracts from `seconds`; see `KernelFile.input_s`.
+    quantizing the input, which `adjusted` subtracts from `seconds`; see `KernelFile.input_s`. `weight_bytes`: of a
+    weight in a format of its own (`sim.core.quantization.TABLE_FORMATS`). `source`, `kernels`: who measured it in which
+    engine, and what that source calls the kernels.
     """
 
     kind: str
@@ -57,6 +61,9 @@ class Table(Struct, frozen=True, eq=False, dict=True):
     error: float | None
     input_s: tuple[float, float] = (0.0, 0.0)
     floor_s: float = 0.0
+    weight_bytes: float | None = None
+    source: str = ""
+    kernels: str = ""
 
     @property
     def in_waves(self) -> bool:
@@ -122,7 +129,7 @@ class _LogEfficiency:
 
     def _of(self, points: NDArray[np.intp] | slice) -> NDArray[np.float64]:
         table = self._table
-        roofline_s = bounds(table.kind, table.shapes.columns(points), table.dtype, table.device)
+        roofline_s = bounds(table.kind, table.shapes.columns(points), table.dtype, table.device, table.weight_bytes)
         return np.log((roofline_s + table.floor_s) / table.seconds[points])
 
 
@@ -149,12 +156,27 @@ def make_table(
     floored: bool = False,
     error: float | None = None,
     input_s: tuple[float, float] = (0.0, 0.0),
+    weight_bytes: float | None = None,
 ) -> Table:
     """Make a table of points measured on `device`; `floored`: as for `adjusted`, others as in `Table`."""
     shapes = Shapes.of(np.concatenate([t.shapes for t in points]))
     seconds = np.concatenate([t.seconds for t in points])
     spread = np.concatenate([t.spread for t in points])
-    return adjusted(Table(kind, dtype, device, shapes, seconds, spread, error, input_s), floored)
+    table = Table(kind, dtype, device, shapes, seconds, spread, error, input_s, weight_bytes=weight_bytes)
+    return adjusted(table, floored)
+
+
+def left_out_error(measured: MeasuredTable, device: Device) -> float:
+    """Compute `Surface.leave_one_out_error` of a table, so that no simulation needs to compute it again."""
+    op, dtype, _ = measured.name
+    kind, _, form = op.partition(":")
+    if kind not in COUNTED or peak_flops_per_s(device.peak_flops_per_s, dtype) is None:
+        return 0.1
+    count = len(measured.seconds)
+    shapes, seconds = measured.shapes.astype(np.int64), measured.seconds.astype(np.float64)
+    points = PointTable(op, dtype, shapes, seconds, np.zeros(count), np.ones(count, dtype=np.int64))
+    table = make_table(kind, dtype, [points], device, True, None, measured.input_s, TABLE_FORMATS.get(form))
+    return round(max(surface.leave_one_out_error() for surface in table.surfaces.values()), 4)
 
 
 def adjusted(table: Table, floored: bool) -> Table:
@@ -163,7 +185,7 @@ def adjusted(table: Table, floored: bool) -> Table:
     seconds = _without_input(table) if any(table.input_s) else table.seconds
     if table.kind == MOE_LAYER:
         seconds = within_bounds(table.shapes.sizes, table.shapes.codes, seconds)
-    if floored and table.kind == ATTENTION_DECODE:
+    if floored and table.kind == ATTENTION_DECODE and table.weight_bytes is None:
         seconds = _read_from_memory(table, seconds)
     # The fastest of thousands of points is hardly more than a launch. A profile's few points may all be large.
     return replace(table, seconds=seconds, floor_s=float(seconds.min()) if floored else 0.0)
@@ -178,7 +200,7 @@ def _without_input(table: Table) -> NDArray[np.float64]:
     shapes, seconds = table.shapes.columns(), table.seconds.astype(np.float64)
     # [batch, m, k]: only activations are quantized, because weights are stored quantized.
     left = seconds - table.input_s[0] - table.input_s[1] * (shapes[0] * shapes[1] * shapes[3])
-    bound = bounds(table.kind, shapes, table.dtype, table.device)
+    bound = bounds(table.kind, shapes, table.dtype, table.device, table.weight_bytes)
     least: NDArray[np.float64] = np.maximum(bound / BEST, 0.1 * seconds)
     return np.maximum(left, least)
 
@@ -201,10 +223,12 @@ def measured_bytes(shape: tuple[int, ...], dtype: str) -> float:
     return batch * (size * (m * k + k * n) + max(size, 2.0) * m * n)
 
 
-def bounds(kind: str, shapes: Columns, dtype: str, device: Device) -> NDArray[np.float64]:
+def bounds(
+    kind: str, shapes: Columns, dtype: str, device: Device, weight_bytes: float | None = None
+) -> NDArray[np.float64]:
     """Return the seconds of the roofline, to which efficiency is relative."""
     # A kind without FLOPs is bound by memory, and the device may have no peak for its dtype.
-    moved_s = shape_bytes(kind, shapes, dtype) / device.bandwidth_bytes_per_s
+    moved_s = shape_bytes(kind, shapes, dtype, weight_bytes) / device.bandwidth_bytes_per_s
     return np.maximum(shape_flops(kind, shapes) / device.peak(dtype), moved_s) if kind in COUNTED else moved_s
 
 

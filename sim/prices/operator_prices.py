@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, get_args
 
+import numpy as np
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
@@ -26,6 +27,7 @@ from sim.core.program import (
     Compute,
     Phase,
 )
+from sim.core.quantization import TABLE_FORMATS
 from sim.prices.attention_speed import OF_SHAPES, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
@@ -33,7 +35,7 @@ from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
 from sim.prices.fp32_matmuls import fp32_seconds
 from sim.prices.instructions import with_instructions
-from sim.prices.kernel_tables import least_waves, measured_bytes
+from sim.prices.kernel_tables import BEST, TILES, least_waves, measured_bytes
 from sim.prices.nearby import shifts_near
 from sim.prices.point_corrections import MEMORY_UNCERTAINTY, PointCorrections
 from sim.prices.power_limit import PowerLimit
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 Shifts = tuple[tuple[str, float], ...]  # of coefficients' logarithms, by name on disk
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
+MMA_SYNC = 0.63  # of the peak: mma's mean on Hopper, whose wgmma alone reaches it (Luo et al. 2024, arXiv 2402.13499)
 # Before each of these kernels runs another one, which moves as many bytes; the operator's `bytes` leave them out.
 OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
 
@@ -78,7 +81,7 @@ class Costs:
     """
 
     def __init__(self, profile: Profile, gpu: GpuSpec, options: PriceOptions = AS_STATED, shifts: Shifts = ()) -> None:
-        self.profile, self.gpu, self._options = profile, gpu, options
+        self.profile, self.gpu, self._options, self.engine = profile, gpu, options, options.engine
         self._by_shifts: dict[Shifts, Costs] = {shifts: self}
         self.coefficients = options.applied(profile.coefficients.shifted(dict(shifts)))
         # With a reference, the coefficients' bandwidth and peaks are the reference's, not those of `gpu`.
@@ -87,7 +90,9 @@ class Costs:
         measured_on = Device.of(reference) if profile.reference else self._device
         self.power = PowerLimit.of(self.coefficients, gpu, reference, acts=options.power)
         self._borrowed = borrowed_uncertainty(gpu, reference)
-        self._points = TablePrices(profile, self._device, measured_on, self.coefficients, self.launch_overhead_s)
+        self._points = TablePrices(
+            profile, self._device, measured_on, self.coefficients, self.launch_overhead_s, options.engine
+        )
         self._corrections = PointCorrections(self.coefficients, gpu, self._device)
         self._sm_clocks_per_s = sm_clocks_per_s(gpu)
         self._has_tf32 = "tf32" in gpu.peak_flops_per_s and gpu.chip.rounds_fp32
@@ -96,7 +101,7 @@ class Costs:
         # through `shared_cores`, which sets `ranks_per_core` to 1.
         collectives = profile.collectives if self._borrowed < OTHER_CHIP_UNCERTAINTY else ()
         self._collectives: dict[tuple[str, int], CollectiveTable] = {
-            (c.op, c.ranks): c for c in collectives if c.ranks_per_core == 1
+            (c.op, c.ranks): c for c in collectives if c.ranks_per_core == 1 and not c.source
         }
         # `pace` is in the key, because with a power limit a kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
@@ -201,7 +206,7 @@ class Costs:
         prices = (self._measured_block, self._grouped, self._attention, self._from_points, self._kernel_by_kernel)
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
-        cost = self._bound_by_memory(op, self._without_tensor_cores(op, cost))
+        cost = self._bound_by_memory(op, self._computing_tiles(op, self._without_tensor_cores(op, cost)))
         cost = self._bound_by_instructions(op, cost)
         cost = self._issuing(op, cost)
         return self._summing_rows(op, self._drawing(op, cost))
@@ -212,6 +217,24 @@ class Costs:
             return cost  # points of the user's own machine have the starts; groups are priced by points of one matmul
         peak, clocks_per_s = self._device.peak("fp32"), self._sm_clocks_per_s
         return cost._replace(seconds=fp32_seconds(op, cost.seconds, peak, self.gpu.sm_count, clocks_per_s))
+
+    def _computing_tiles(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a borrowed matmul that computes fewer rows than a tile has, which it computes all the same.
+
+        Points of a GPU with more multiprocessors for its memory do not show it: an H20's 78 draw a third of its
+        bandwidth where one token is multiplied. The least tile is that of `TILES`, its speed at most `BEST`. Kernels
+        that convert weights to 16 bits multiply 16 rows by mma.sync (Marlin, arXiv 2408.11743), which has `MMA_SYNC` of
+        Hopper's peak.
+        """
+        if op.kind != "gemm" or not self._borrowed or self.gpu.sm_count < 2 or dtype_bytes(op.dtype) > 2:
+            return cost
+        batch, m, n, k = op.shape
+        converts = op.kernel in TABLE_FORMATS and dtype_bytes(op.dtype) == 2
+        rows, columns = (16, 64) if converts else np.min(TILES, axis=0).tolist()
+        speed = MMA_SYNC if converts and self.gpu.kernel_architecture == "hopper" else BEST
+        padded = 2.0 * batch * -(-m // rows) * rows * -(-n // columns) * columns * k
+        least_s = padded / (speed * self._device.peak(op.dtype))
+        return cost._replace(seconds=max(cost.seconds, least_s))
 
     def _bound_by_memory(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a matmul that its points would let read faster than memory is: those have matrices that stay in the
@@ -348,6 +371,10 @@ class Costs:
         longest = max(costs, key=lambda cost: cost.seconds)
         off = sum(cost.seconds * cost.uncertainty for cost in costs) / seconds  # kernels of one kind err alike
         return Cost(seconds, longest.source, off)
+
+    def knows(self, op: Compute) -> bool:
+        """Tell whether there are points of exactly this operator's kernel."""
+        return self._points.knows(op)
 
     def floor_s(self, op: Compute) -> float:
         """Return the seconds that no call of the operator's kind goes below, by its table; 0 where it has none."""

@@ -46,7 +46,10 @@ class BlockPoint(NamedTuple):
 
 
 class PointTable(Struct, frozen=True, eq=False, rename={"shapes": "shape"}):
-    """Hold measured kernels of one operator and dtype; `sim.prices.table_prices` describes `shapes`."""
+    """Hold measured kernels of one operator and dtype; `sim.prices.table_prices` describes `op` and `shapes`.
+
+    `source`: the engine and release in which they were measured, if any; `kernels`: what it calls them.
+    """
 
     op: str
     dtype: str
@@ -54,6 +57,8 @@ class PointTable(Struct, frozen=True, eq=False, rename={"shapes": "shape"}):
     seconds: NDArray[np.float64]
     spread: NDArray[np.float64]
     samples: NDArray[np.int64]
+    source: str = ""
+    kernels: str = ""
 
 
 HOST_COPIES = ("offload", "reload")  # between a GPU and its host's memory
@@ -63,7 +68,8 @@ class CollectiveTable(Struct, frozen=True, eq=False):
     """Hold measured collectives of one kind and group size within a node, by bytes as nccl-tests counts them.
 
     Host copies are collectives of one rank. `ranks_per_core`: number of ranks that shared each core in the measurement;
-    `sim.prices.shared_cores` uses tables with more than 1.
+    `sim.prices.shared_cores` uses tables with more than 1. `source`: the engine and release whose own kernels these
+    are, as CUDA graphs replay them; empty: the library's (NCCL).
     """
 
     op: str
@@ -72,6 +78,7 @@ class CollectiveTable(Struct, frozen=True, eq=False):
     seconds: NDArray[np.float64]
     spread: NDArray[np.float64]
     ranks_per_core: float = 1.0
+    source: str = ""
 
 
 class Profile(Struct, frozen=True, eq=False):
@@ -110,8 +117,9 @@ class Profile(Struct, frozen=True, eq=False):
         plain["blocks"] = [b._asdict() for b in self.blocks]
         plain["points"] = list(plain["points"])
         plain["nearby"] = [{"features": n.features._asdict(), "factors": dict(n.factors)} for n in self.nearby]
-        usual = ("ranks_per_core", 1.0)  # left out
-        plain["collectives"] = [{k: v for k, v in t.items() if (k, v) != usual} for t in plain["collectives"]]
+        usual = {"ranks_per_core": 1.0, "source": "", "kernels": ""}  # left out
+        for name in ("collectives", "points"):
+            plain[name] = [{k: v for k, v in t.items() if k not in usual or v != usual[k]} for t in plain[name]]
         return {"format": FORMAT, **plain}
 
     def save(self, path: str | Path) -> None:

@@ -90,7 +90,7 @@ def _coefficient(data: object, where: str, positive: bool) -> Coefficient:
 def _points(data: object, where: str) -> PointTable:
     item = mapping(data, where)
     needed = ("op", "dtype", "shape", "seconds")
-    _keys(item, where, (*needed, "spread", "samples"), needed)
+    _keys(item, where, (*needed, "spread", "samples", "source", "kernels"), needed)
     op, dtype = text(item["op"], f"{where}.op"), one_of(item["dtype"], DTYPES, f"{where}.dtype")
     seconds = _column(item["seconds"], f"{where}.seconds", positive=True)
     rows = listed(item["shape"], f"{where}.shape")
@@ -113,6 +113,7 @@ def _points(data: object, where: str) -> PointTable:
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
         # Floats up to 1e30 are legal, but cannot be converted to int64.
         np.minimum(_column(item.get("samples", 1), f"{where}.samples", count=n), 2**53).astype(np.int64),
+        *(text(item.get(key, ""), f"{where}.{key}") for key in ("source", "kernels")),
     )
 
 
@@ -153,7 +154,7 @@ def _block(data: object, where: str) -> BlockPoint:
 def _collective(data: object, where: str) -> CollectiveTable:
     item = mapping(data, where)
     needed = ("op", "ranks", "bytes", "seconds")
-    _keys(item, where, (*needed, "spread", "ranks_per_core"), needed)
+    _keys(item, where, (*needed, "spread", "ranks_per_core", "source"), needed)
     size = _column(item["bytes"], f"{where}.bytes")
     # Look-ups bisect the sizes; in an unsorted column they would find a wrong price.
     if not len(size) or (size[1:] <= size[:-1]).any():
@@ -166,6 +167,7 @@ def _collective(data: object, where: str) -> CollectiveTable:
         _column(item["seconds"], f"{where}.seconds", count=len(size), positive=True),
         _column(item.get("spread", 0.0), f"{where}.spread", count=len(size)),
         _number(item.get("ranks_per_core", 1.0), f"{where}.ranks_per_core", positive=True),
+        text(item.get("source", ""), f"{where}.source"),
     )
 
 

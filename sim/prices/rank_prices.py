@@ -123,7 +123,8 @@ class Pricing:
         return found
 
     def _compute(self, op: Compute, gpu_prices: GpuPrices) -> Priced:
-        if op.kernel and op.kind in ATTENTION and self.plan.scenario.model.program is None:  # which names its own
+        named = op.kernel and op.kind in ATTENTION and not op.served  # an engine chooses its own
+        if named and self.plan.scenario.model.program is None:  # which names its own
             gpu_prices.costs.check_attention_kernel(op.kernel)
         if op.kind == HOST_UPDATE:
             return Priced(*_on_host(op, self.plan.scenario.cluster, self.plan.scenario.parallelism.ranks))

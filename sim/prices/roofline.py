@@ -55,29 +55,38 @@ class Device(Struct, frozen=True):
         # Without FLOPs no peak is needed: a copy of int8 data runs on GPUs that cannot multiply int8.
         return moved if kind in MEMORY_BOUND or not flops else max(flops / self.peak(dtype), moved)
 
-    def shape_seconds(self, kind: str, shape: tuple[int, ...], dtype: str) -> float:
-        """Return `seconds` of an operator by its shape."""
-        return self.seconds(kind, shape_flops(kind, shape), shape_bytes(kind, shape, dtype), dtype)
+    def shape_seconds(self, kind: str, shape: tuple[int, ...], dtype: str, weight_bytes: float | None = None) -> float:
+        """Return `seconds` of an operator by its shape; `weight_bytes` as for `shape_bytes`."""
+        return self.seconds(kind, shape_flops(kind, shape), shape_bytes(kind, shape, dtype, weight_bytes), dtype)
 
 
-def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
-    """Return the bytes of operands and result, each moved once; memory-bound kinds have `shape` (bytes,)."""
+def shape_bytes(kind: str, shape: Sequence[N], dtype: str, weight_bytes: float | None = None) -> N:
+    """Return the bytes of operands and result, each moved once; memory-bound kinds have `shape` (bytes,).
+
+    `weight_bytes`: of a weight of a matmul or of experts in a format of its own, where the result has 16 bits; of
+    single tokens' attention, of a number of a latent cache, which is read once as key and value.
+    """
+    size = dtype_bytes(dtype)
+    weight = size if weight_bytes is None else weight_bytes
     if kind in MATMULS:
         batch, m, n, k = shape
-        return dtype_bytes(dtype) * batch * (m * k + k * n + m * n)
+        result = size if weight_bytes is None else ACTIVATION_BYTES
+        return batch * (size * m * k + weight * k * n + result * m * n)
     if kind in ATTENTION:
         batch, heads, kv_heads, q_len, kv_len, d, dv, _ = shape
         passes = 1 if kind == "attention_forward" else 2  # backward: q, k, v, o and the gradients of all four
-        return passes * dtype_bytes(dtype) * batch * (d + dv) * (heads * q_len + kv_heads * kv_len)
+        return passes * size * batch * (d + dv) * (heads * q_len + kv_heads * kv_len)
     if kind == ATTENTION_DECODE:
         batch, heads, kv_heads, kv_len, d = shape
+        if weight_bytes is not None:
+            return batch * d * (2.0 * ACTIVATION_BYTES * heads + weight_bytes * kv_len)
         # The largest term is the cache: a decode reads every key and value for one query.
-        return 2.0 * dtype_bytes(dtype) * batch * d * (heads + kv_heads * kv_len)
+        return 2.0 * size * batch * d * (heads + kv_heads * kv_len)
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, experts, expert_tp, ep = shape
         rows = tokens * top_k / ep  # evenly spread, as measured: no expert gets a second row before all have one
         # -least(-rows, -1) is max(rows, 1): a rank with less than one row still reads an expert.
         read = least(experts / ep, -least(-rows, rows * 0.0 - 1.0))
         inner = ffn / expert_tp
-        return read * 3 * hidden * inner * dtype_bytes(dtype) + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES
+        return read * 3 * hidden * inner * weight + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES
     return 1.0 * shape[0]

@@ -6,15 +6,21 @@ The points of a profile, by `op` of a table:
   input gradient and weight gradient; shape (batch, m, n, k). `grouped_gemm`: the same with groups for the batch;
 - `attention_forward`, `attention_backward`: fused; (batch, heads, kv_heads, q_len, kv_len, head_dim,
   v_head_dim, causal);
+- `attention_decode`, `moe_layer`: as `sim.core.program.Compute` describes them;
 - memory-bound kinds: shape (bytes,), the bytes that one kernel reads and writes; `elementwise:gelu` is one operator,
   `elementwise_input_grad` any elementwise backward, `elementwise` any elementwise operator; `norm_eager` is one kernel
   of an RMSNorm in separate operators.
+
+Matmuls and experts whose weights have a format of their own end in it: `gemm:fp8_block`, `moe_layer:w4a16_mxfp4`. Of
+tables that differ only in the engine that they were measured in, the one of the wanted engine is taken, of its newest
+release that is not newer; else one of another engine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+import re
+from collections.abc import Container, Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -22,17 +28,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import peak_flops_per_s
-from sim.core.operator_kinds import ATTENTION, MATMULS, MEMORY_BOUND
+from sim.core.operator_kinds import ATTENTION, COUNTED, MATMULS, MEMORY_BOUND
 from sim.core.program import EAGER_NORM, Compute, Phase
+from sim.core.quantization import TABLE_FORMATS
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
-from sim.prices.kernel_file import kernel_file
+from sim.prices.kernel_file import TableName, kernel_file
 from sim.prices.kernel_tables import Table, adjusted, lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import Device
 
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 TF32_UNCERTAINTY = 0.15  # of taking bf16's efficiency for tf32's, as of a grouped product by single ones
+MANY_POINTS = 500  # of a profile's table, from which on it is like a kernel file's: a floor, and waves
 BUNDLED_FLASH = "torch_2024"
 _ATTENTION_KERNEL = "attention_forward:"
 
@@ -49,9 +57,16 @@ class TablePrices:
     """Price kernels on `device` by the points of a profile and of its kernel file, measured on `reference`."""
 
     def __init__(
-        self, profile: Profile, device: Device, reference: Device, coefficients: Coefficients, launch_s: float
+        self,
+        profile: Profile,
+        device: Device,
+        reference: Device,
+        coefficients: Coefficients,
+        launch_s: float,
+        engine: str = "",
     ) -> None:
-        self._device, self._reference, self._launch_s = device, reference, launch_s
+        """`engine`: the engine and release whose kernels run, such as "vLLM 0.24.0"; empty: none."""
+        self._device, self._reference, self._launch_s, self._engine = device, reference, launch_s, engine
         usual = coefficients.attention.get(USUAL_KERNEL)
         # Forward points replace missing backward points, with the default kernel's `backward_share`.
         self._backward_share = 1.0 if usual is None else usual.backward_share
@@ -62,7 +77,9 @@ class TablePrices:
                 self._raw.setdefault((op, table.dtype), []).append(table)
         self._kernels, self._home = profile.kernels, profile.reference
         # Only names: the header lists the tables without reading points.
-        self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
+        self._stored: dict[tuple[str, str], list[str]] = {}
+        for op, dtype, source in kernel_file(profile.kernels).tables if profile.kernels else ():
+            self._stored.setdefault((op, dtype), []).append(source)
         self._ops = {op for op, _ in (*self._raw, *self._stored)}
         self._tables: dict[tuple[str, str], Table] = {}
 
@@ -100,6 +117,8 @@ class TablePrices:
             own = via.exact and op.kind in MEMORY_BOUND and cost.source != "roofline"
             if own and table is not None and cost.seconds > SHOWN_FROM * float(table.seconds.min()):
                 break
+            if op.kind in COUNTED and op.kernel and via.op == f"{op.kind}:{op.kernel}":
+                break  # others say nothing that this kernel's own points do not
         return found
 
     def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
@@ -109,7 +128,7 @@ class TablePrices:
         if table is None or not shape or shape[0] <= 0:
             return None
         # Roofline plus floor on this device: the table's efficiency is relative to this sum.
-        usual = self._device.shape_seconds(op.kind, shape, op.dtype) + table.floor_s
+        usual = self._device.shape_seconds(op.kind, shape, op.dtype, table.weight_bytes) + table.floor_s
         here = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype) + table.floor_s if op.own_bytes else usual
         # Tables exclude the input's quantization. Training has an operator for it; for served layers it is added here.
         before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
@@ -118,7 +137,8 @@ class TablePrices:
             return self._interpolated(via, op, table, shape, here, before_s)
         # A chip that was measured in fp8 may not multiply in mxfp8 (Hopper).
         known = peak_flops_per_s(self._reference.peak_flops_per_s, op.dtype) is not None
-        there = self._reference.shape_seconds(op.kind, shape, op.dtype if known else table.dtype) + table.floor_s
+        dtype = op.dtype if known else table.dtype
+        there = self._reference.shape_seconds(op.kind, shape, dtype, table.weight_bytes) + table.floor_s
         cost = measured(point[0] * (here / there) + before_s, point[1])
         # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
         return cost if usual == there else cost._replace(source="interpolated")
@@ -158,13 +178,49 @@ class TablePrices:
             if key in self._tables:
                 return self._tables[key]
             if key in self._raw:
-                # No waves here: a profile's few dozen points cannot determine three more slopes.
-                self._tables[key] = make_table(kind, name, self._raw[key], replace(self._reference, sm_count=0))
+                self._tables[key] = self._own_table(kind, *key)
                 return self._tables[key]
             if key in self._stored:
-                self._tables[key] = _stored_table(self._kernels, op, name, kind, self._home)
+                stored = TableName(op, name, nearest_source(self._stored[key], self._engine))
+                self._tables[key] = _stored_table(self._kernels, stored, kind, self._home)
                 return self._tables[key]
         return None
+
+    def _own_table(self, kind: str, op: str, dtype: str) -> Table:
+        """Return the table of the profile's own points."""
+        tables = self._raw[op, dtype]
+        source = nearest_source({table.source for table in tables}, self._engine)
+        tables = [table for table in tables if table.source == source]
+        many = sum(len(table.seconds) for table in tables) >= MANY_POINTS
+        # A few dozen points cannot determine three more slopes, and may all be large.
+        device = self._reference if many else replace(self._reference, sm_count=0)
+        found = make_table(kind, dtype, tables, device, floored=many, weight_bytes=_weight_bytes(op))
+        return replace(found, source=source, kernels=tables[-1].kernels)
+
+
+def nearest_source(sources: Iterable[str], engine: str) -> str:
+    """Return the engine and release among `sources` whose kernels are nearest to those of `engine`.
+
+    That is the newest release of the same engine that is not newer, else its oldest one; else "" (measured in no engine
+    of note), or the last of the others by name.
+
+    >>> nearest_source(["", "SGLang 0.5.14", "vLLM 0.19.0", "vLLM 0.24.0"], "vLLM 0.22")
+    'vLLM 0.19.0'
+    """
+    known = sorted(sources, key=lambda source: (source.partition(" ")[0], _release(source)))
+    same = [source for source in known if source and source.partition(" ")[0] == engine.partition(" ")[0]]
+    if not same:
+        return "" if "" in known else known[-1]
+    return next((source for source in reversed(same) if _release(source) <= _release(engine)), same[0])
+
+
+def newer(source: str, than: str) -> bool:
+    """Tell whether a source is a newer release of the same engine."""
+    return _release(source) > _release(than)
+
+
+def _release(source: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", source.partition(" ")[2]))
 
 
 def _named(op: str) -> tuple[str, ...]:
@@ -172,16 +228,22 @@ def _named(op: str) -> tuple[str, ...]:
     return (f"{op}2", f"{op.removesuffix('flash')}{BUNDLED_FLASH}") if op.endswith(":flash") else (op,)
 
 
+def _weight_bytes(op: str) -> float | None:
+    """Return the bytes of a weight of a table whose name ends in a format; None for others."""
+    return TABLE_FORMATS.get(op.partition(":")[2])
+
+
 # Cached for the process, because every `Costs` of a sweep uses the same tables.
 @lru_cache(maxsize=64)
-def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) -> Table:
+def _stored_table(kernels: str, name: TableName, kind: str, reference: str) -> Table:
     from topology.presets import GPUS
 
     file = kernel_file(kernels)
-    shapes, seconds, error = file.points(op, dtype)
+    shapes, seconds, error = file.points(*name)
     spread, device = np.broadcast_to(0.0, len(seconds)), Device.of(GPUS[reference])
-    table = Table(kind, dtype, device, shapes, seconds, spread, error, file.input_s(op, dtype))
-    return adjusted(table, floored=True)
+    table = Table(kind, name.dtype, device, shapes, seconds, spread, error, file.input_s(*name))
+    told = replace(table, weight_bytes=_weight_bytes(name.op), source=name.source, kernels=file.kernels_of(name))
+    return adjusted(told, floored=True)
 
 
 def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
@@ -193,7 +255,7 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
         own = f"{op.kind}:{op.kernel}"
         # Points of the kernel itself are closer than any other kernel's, however far they are apart: a scalar loop of
         # SiLUs takes ten times as long as a sum, and a convolution longer than the matmul that computes it.
-        if own in known and op.kind not in ATTENTION:
+        if own in known and op.kind not in COUNTED:
             return [_Candidate(own, True, 0.0)]
         found.append((own, True, 0.0))
     if op.kind == "norm" and op.kernel == EAGER_NORM:

@@ -260,7 +260,8 @@ class Experts(Struct, frozen=True):
         shape = (evenly, h, moe.ffn, moe.top_k, moe.experts, d.expert_tp, d.ep)
         moved = groups * matrices * h * inner * d.expert_weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
         flops = 2.0 * matrices * rows * h * inner
-        return Compute("experts", MOE_LAYER, shape, d.experts_dtype, flops, moved, F, sent_tokens=sent)
+        sizes = MOE_LAYER, shape, d.experts_dtype, flops, moved, F
+        return Compute("experts", *sizes, kernel=d.expert_table, sent_tokens=sent)
 
     def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
         """Return the experts' work kernel by kernel, for GPUs without measurements of whole layers."""

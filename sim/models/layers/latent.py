@@ -325,7 +325,7 @@ class LatentAttention(Struct, frozen=True):
             *context_gathered(d, cached, h, self.entry_bytes(d)),
             *served_linear(d, up, batch * kv_len),
             keys_joined(d, batch * kv_len, h),
-            *prefill_attention(d, batch, Core(q_len, kv_len, h.number, h.number, *self.widths)),
+            *prefill_attention(d, batch, Core(q_len, kv_len, h.number, h.number, *self.widths), "latent"),
             *(context_merged(d, tokens, h) if cached else ()),
         )
 
@@ -337,7 +337,7 @@ class LatentAttention(Struct, frozen=True):
         def product(name: str, n: int, k: int) -> Program:
             if d.latents.narrow_absorbed:
                 return self._narrow(d, name, tokens, n, k, heads)
-            return (gemm(name, F, tokens, n, k, d.act, heads),)
+            return (gemm(name, F, tokens, n, k, d.act, heads, kernel="absorbed"),)
 
         return product("query_absorb", rank, self.plain_width), product("value_expand", self.value_width, rank)
 
@@ -345,16 +345,12 @@ class LatentAttention(Struct, frozen=True):
     def _narrow(d: ServingDims, name: str, tokens: int, n: int, k: int, heads: int) -> Program:
         """A product `[tokens, k] x [k, n]` of each of `heads` in fp8, whose input is quantized first."""
         rows = tokens * heads
-        cast = memory_op(f"{name}_quantize", F, "cast", rows * k, rows * k * (d.act_bytes + 1.0), d.act)
-        return cast, gemm(name, F, tokens, n, k, "fp8", heads, out_bytes=rows * n * d.act_bytes)
+        moved = rows * k * (d.act_bytes + 1.0)
+        cast = memory_op(f"{name}_quantize", F, "cast", rows * k, moved, d.act, kernel="quantize")
+        return cast, gemm(name, F, tokens, n, k, "fp8", heads, rows * n * d.act_bytes, kernel="absorbed")
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
-        """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once.
-
-        Kernels of grouped queries were measured to 32 query heads a KV head. Beyond, the measured library reads the
-        cache once for each head, which kernels of latent attention do not. So `LATENT_HEADS` heads are asked for, and
-        their efficiency is that of all.
-        """
+        """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once."""
         heads, rank, tokens = ceil_div(self.heads, d.tp), self.latent_rank, batch * queries
         absorb, expand = self._absorbing(d, tokens)
         if not d.fused_attention:
@@ -362,9 +358,10 @@ class LatentAttention(Struct, frozen=True):
             return (*absorb, *unfused_attention(d, batch, shared), *expand)
         latent = batch * kv_len * self.entry_bytes(d)  # values are part of what was read as keys
         widths = float(tokens * heads * (self.shared_width + rank))
-        shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, self.shared_width)
+        shape = (batch, heads, 1, kv_len, self.shared_width)
         moved = latent + widths * d.act_bytes
-        core = Compute("attention", ATTENTION_DECODE, shape, d.act, 2.0 * widths * kv_len, moved, F)
+        cache = "latent" if self.entry_bytes(d) >= 2.0 * self.shared_width else "latent_fp8"
+        core = Compute("attention", ATTENTION_DECODE, shape, d.act, 2.0 * widths * kv_len, moved, F, kernel=cache)
         return (*absorb, *queries_joined(d, tokens, self._heads(d.tp)), core, *expand)
 
 

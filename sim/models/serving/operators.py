@@ -96,6 +96,8 @@ class LinearFormat(NamedTuple):
     expert_weight_bytes: float
     quantizing: tuple[Quantizing, ...]
     narrow: bool
+    table: str
+    expert_table: str
     one_kernel: bool = False
 
 
@@ -110,7 +112,8 @@ class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
     `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of their
-    weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of the cache;
+    weights in memory, scales included, `expert_weight_bytes` of routed experts'; `table`, `expert_table`: formats of
+    both in tables of measurements (`sim.core.quantization.TABLE_FORMATS`); `kv_bytes`: per element of the cache;
     `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there are measured
     ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
     `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
@@ -146,6 +149,8 @@ class ServingDims(Struct, frozen=True):
     kv_bytes: float
     dispatch_bytes: float
     expert_linear: str = ""
+    table: str = ""
+    expert_table: str = ""
     one_kernel: bool = False
     fused_attention: bool = True
     grouped_decode: bool = True
@@ -192,6 +197,8 @@ class ServingDims(Struct, frozen=True):
             expert_linear=form.expert_linear,
             expert_weight_bytes=form.expert_weight_bytes,
             quantizing=form.quantizing,
+            table=form.table,
+            expert_table=form.expert_table,
             one_kernel=form.one_kernel,
             latents=latents,
         )
@@ -292,18 +299,22 @@ def served_linear(d: ServingDims, matrix: Matrix, tokens: int, quantized: bool =
     name, k, n = matrix.name, matrix.inputs, matrix.width
     activations, out = tokens * k, tokens * n
     if d.linear == d.act or matrix.sixteen_bit:
-        product = gemm(name, F, tokens, n, k, d.act)
+        product = gemm(name, F, tokens, n, k, d.act, kernel="" if matrix.sixteen_bit else d.table)
         weight_bytes = d.act_bytes if matrix.sixteen_bit else d.weight_bytes
         return [replace(product, bytes=(activations + out) * d.act_bytes + k * n * weight_bytes)]
-    cast = memory_op(f"{name}_quantize", F, "cast", activations, activations * (d.act_bytes + 1.0), d.act)
+    moved = activations * (d.act_bytes + 1.0)
+    cast = memory_op(f"{name}_quantize", F, "cast", activations, moved, d.act, kernel="quantize")
     if d.linear != "int8":
-        return [*([] if quantized else [cast]), gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]
+        return [
+            *([] if quantized else [cast]),
+            gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes, kernel=d.table),
+        ]
     outliers = math.ceil(k * OUTLIER_SHARE)
     moved = out * (FP32_BYTES + 2 * d.act_bytes)
     return [
         cast,
         memory_op(f"{name}_outliers", F, "copy", tokens * outliers, 2 * tokens * outliers * d.act_bytes, d.act),
-        gemm(name, F, tokens, n, k, "int8", out_bytes=out * FP32_BYTES),
+        gemm(name, F, tokens, n, k, "int8", out_bytes=out * FP32_BYTES, kernel=d.table),
         gemm(f"{name}_outliers", F, tokens, n, outliers, d.act),
         memory_op(f"{name}_dequantize", F, "elementwise", out, moved, d.act),
     ]
@@ -331,8 +342,8 @@ def unfused_attention(d: ServingDims, batch: int, core: Core) -> Program:
     return unfused_core(batch, core, d.act, d.act_bytes, (softmax,), False, "attention")
 
 
-def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:
-    """Causal attention of `batch` prompt chunks; fused as serving libraries run it."""
+def prefill_attention(d: ServingDims, batch: int, core: Core, kernel: str = "") -> Program:
+    """Causal attention of `batch` prompt chunks; fused as serving libraries run it. `kernel`: as in `Compute`."""
     if not d.fused_attention:
         return unfused_attention(d, batch, core)
     c, q, kv = core, core.q_len, core.kv_len
@@ -345,7 +356,7 @@ def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:
     flops = 2.0 * batch * c.heads * pairs * widths
     moved = batch * widths * (c.heads * q * d.act_bytes + c.kv_heads * read * d.kv_bytes)
     shape = (batch, c.heads, c.kv_heads, q, kv, c.head_dim, c.v_head_dim, int(q > 1))
-    return (Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, served=True),)
+    return (Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, kernel=kernel, served=True),)
 
 
 def embedding_tokens(d: ServingDims, tokens: int) -> Program:

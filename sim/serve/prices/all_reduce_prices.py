@@ -7,19 +7,26 @@ from math import hypot
 
 from msgspec import Struct
 
+from sim.prices.collective_tables import collective_cost
 from sim.prices.price import Priced
+from sim.prices.profile import CollectiveTable, Profile
+from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
+from sim.prices.table_prices import nearest_source
 from sim.serve.prices.fused import is_llama
 from sim.variants.engines.kernel_facts import is_blackwell_ultra
-from sim.variants.engines.own_all_reduce import TIMES, ULTRA, KernelTimes, OwnAllReduce, all_reduce_s
+from sim.variants.engines.own_all_reduce import ULTRA, OwnAllReduce
+
+# Whose measurements others of an architecture take, where a profile has none of its own.
+MEASURED = {"ampere": "a100-sxm", "hopper": "h100-sxm", "blackwell": "b200-sxm"}
 
 
 class AllReduces(Struct, frozen=True):
-    """The all-reduces of one engine on one cluster."""
+    """The all-reduces of one engine on one cluster; `measured`: by ranks, as CUDA graphs replay them."""
 
     pricing: Pricing
     own: OwnAllReduce
-    times: KernelTimes
+    measured: dict[int, CollectiveTable]
 
     def price(self, group: str, rank: int, size_bytes: float, nccl_s: float) -> Priced | None:
         """The price in the engine's own kernel; None where NCCL has it: ranks of several nodes, or a large message.
@@ -28,10 +35,11 @@ class AllReduces(Struct, frozen=True):
         n, per_node = len(ranks), self.pricing.plan.scenario.cluster.gpus_per_node
         if size_bytes >= self.own.below.get(n, 0.0) or ranks[0] // per_node != ranks[-1] // per_node:
             return None
-        shots = 1 if size_bytes < self.own.one_shot_below[n] else 2
-        seconds = all_reduce_s(self.times, n, size_bytes, shots) * self._slower(ranks, size_bytes)
+        # Of a number of ranks that was not measured, the next larger one.
+        cost = collective_cost(self.measured[min(m for m in self.measured if m >= n)], size_bytes)
+        seconds = cost.seconds * self._slower(ranks, size_bytes)
         seconds = min(seconds, nccl_s) if self.own.compared else seconds
-        return Priced(seconds, "topology", hypot(self.times.uncertainty, self.own.uncertainty))
+        return Priced(seconds, cost.source, hypot(cost.uncertainty, self.own.uncertainty))
 
     def _slower(self, ranks: list[int], size_bytes: float) -> float:
         """How many times as long NCCL's takes on links with faults."""
@@ -47,11 +55,18 @@ def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces
     cluster = pricing.plan.scenario.cluster
     architecture = cluster.gpu.kernel_architecture
     every_two_joined = cluster.intra_node.switched or cluster.intra_node.all_linked
-    if architecture not in own or architecture not in TIMES or not every_two_joined or cluster.others:
+    if architecture not in own or architecture not in MEASURED or not every_two_joined or cluster.others:
         return None
     if is_llama(pricing.plan.scenario.model, own[architecture].but_llama_above):
         return None
-    times, link_bytes_per_s = TIMES[architecture], cluster.intra_node.usable_bytes_per_s
-    times = times._replace(bytes_per_s=min(times.bytes_per_s, link_bytes_per_s))
     ultra = is_blackwell_ultra(architecture, cluster.gpu.memory_bytes)
-    return AllReduces(pricing, own.get(ULTRA if ultra else "", own[architecture]), times)
+    measured = _nearest(pricing.costs.profile, pricing.costs.engine)
+    measured = measured or _nearest(load_profile(MEASURED[architecture]), pricing.costs.engine)
+    return AllReduces(pricing, own.get(ULTRA if ultra else "", own[architecture]), measured)
+
+
+def _nearest(profile: Profile, engine: str) -> dict[int, CollectiveTable]:
+    """A profile's all-reduces of the nearest release of an engine, or of another engine, by ranks."""
+    own = [table for table in profile.collectives if table.source]
+    source = nearest_source({table.source for table in own}, engine) if own else ""
+    return {table.ranks: table for table in own if table.source == source}

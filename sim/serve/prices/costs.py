@@ -349,7 +349,10 @@ class IterationCosts(Struct):
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
     """Prices for `scenario` out of `profile`, of the model's layers or of these in their place."""
     plan, inference = make_plan(scenario), scenario.for_serving
-    costs = costs_of(scenario, profile, PriceOptions(group_launch=False))  # serving libraries run all experts at once
+    engine = engine_of(inference.engine)
+    release = f"{engine.product} {'.'.join(map(str, engine.since))}"
+    # Serving libraries run all experts at once.
+    costs = costs_of(scenario, profile, PriceOptions(group_launch=False, engine=release))
     tp = scenario.parallelism.tp
     measured = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
     measured = measured if inference.attention == "fused" else None  # the measured engine's is fused
@@ -357,7 +360,7 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     dims = replace(dims, one_kernel=experts_measured(profile, dims))
     specs = specs or served_layers(scenario, dims, lambda own: experts_measured(profile, own))
     kinds, attentions = tuple(dict.fromkeys(specs)), attentions_of(specs)
-    stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(inference.engine)
+    stages = stages_of(plan, specs, kinds, attentions)
     launched = tuple([launched_kernels(dims, kinds, attentions, s, inference.lora) for s in stages])
     pieces = tuple([launched_pieces(dims, attentions, s) for s in stages])
     host, draft = host_of(scenario, engine, launched, pieces), _draft_costs(scenario, profile)

@@ -72,14 +72,27 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     return _over_replicas(_with_experts(alone, scenario, engine), scenario, engine)
 
 
+def _tables(
+    scenario: Scenario, linear: Quantization, dtype: str, experts: Quantization, expert: str
+) -> tuple[str, str]:
+    """The formats of linear layers and of routed experts in tables of measurements, of layers in these dtypes."""
+    blocks = is_published(scenario.for_serving, scenario.model)
+    table = QUANTIZATIONS[linear].table_of("attention", dtype, blocks)
+    return table, QUANTIZATIONS[experts].table_of("experts", expert, blocks)
+
+
 def _with_experts(d: ServingDims, scenario: Scenario, engine: Engine) -> ServingDims:
     """With where experts are and what they multiply in, how tokens get to them and back, what runs beside them."""
     p, i = scenario.parallelism, scenario.for_serving
     backend, nodes = all2all_of(i), expert_nodes(p, scenario.cluster.domain_gpus)
     beside, fuses = shared_experts(scenario)
+    experts = _experts_dtype(i.quantization, engine, scenario.cluster.gpu.peak_flops_per_s, d.act)
+    table, expert_table = _tables(scenario, i.quantization, d.linear, i.quantization, experts or d.experts_dtype)
     return replace(
         d,
-        expert_linear=_experts_dtype(i.quantization, engine, scenario.cluster.gpu.peak_flops_per_s, d.act),
+        expert_linear=experts,
+        table=table,
+        expert_table=expert_table,
         gathers=backend.gathers,
         sums=backend.sums,
         once_to=(nodes if nodes > 1 else p.ep) if backend.once else 0,
@@ -156,7 +169,8 @@ def _branch(
     expert_dtype, expert_size = linear_format(i, peaks, experts, "experts", group)
     expert_linear = _experts_dtype(experts, engine, peaks, d.act) or (d.act if expert_dtype == "int8" else expert_dtype)
     narrow = _latents(scenario, engine, dtype).narrow_absorbed
-    found = LinearFormat(dtype, size, expert_linear, expert_size, quantizing(scenario, dtype), narrow)
+    tables = _tables(scenario, linear, dtype, experts, expert_linear)
+    found = LinearFormat(dtype, size, expert_linear, expert_size, quantizing(scenario, dtype), narrow, *tables)
     alone = found._replace(weight_bytes=linear_format(i, peaks, experts, group=group)[1])
     return found._replace(one_kernel=measured(d.kept_as(alone)))
 

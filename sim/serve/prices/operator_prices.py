@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from sim.core.operator_kinds import ATTENTION_DECODE, MATMULS, MOE_LAYER, shape_flops
 from sim.core.program import Comm, Compute, Program, Wait
+from sim.core.quantization import TABLE_FORMATS
+from sim.models.layers.latent import LATENT_HEADS
 from sim.models.serving.operators import ServingDims
 from sim.prices.price import Priced
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.prices.reference_gpu import measured_device
 from sim.prices.roofline import Device, shape_bytes
-from sim.prices.weight_only import WeightOnly, weight_only
 from sim.programs.priced_items import Shares
 from sim.serve.prices.all_reduce_prices import AllReduces, all_reduces
 from sim.serve.prices.host import Host
@@ -45,7 +46,6 @@ class OperatorPrices(Struct, frozen=True):
     device: Device
     stream_bytes_per_s: float
     act_bytes: float
-    formats: WeightOnly | None = None
     rank: int = 0
     slowdown: float = 1.0
     own: AllReduces | None = None
@@ -124,16 +124,15 @@ class OperatorPrices(Struct, frozen=True):
         if op.kind not in SCALED:
             return self.pricing.compute(op)
         here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
-        price = self._converted(op)
-        if price is None:
-            dense = _as_dense(op)
-            price = self.pricing.compute(
-                replace(dense, own_bytes=op.bytes < shape_bytes(dense.kind, dense.shape, dense.dtype))
-            )
-            if op.sent_tokens:
-                price = price._replace(seconds=price.seconds - self._of_others(op))
-            if op.kind == MOE_LAYER and op.dtype == "fp8":
-                price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
+        dense = _as_dense(op)
+        if op.kind == ATTENTION_DECODE and op.kernel and not self.pricing.costs.knows(op):
+            dense = _as_grouped(op)
+        whole = shape_bytes(dense.kind, dense.shape, dense.dtype, TABLE_FORMATS.get(dense.kernel))
+        price = self.pricing.compute(replace(dense, own_bytes=op.bytes < whole))
+        if op.sent_tokens:
+            price = price._replace(seconds=price.seconds - self._of_others(op))
+        if op.kind == MOE_LAYER and op.dtype == "fp8":
+            price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
         streamed = op.bytes
         if op.kind in MATMULS:
             batch, m, n, k = op.shape
@@ -154,22 +153,14 @@ class OperatorPrices(Struct, frozen=True):
 
         def at(count: int, split: int) -> float:
             shape = count, hidden, ffn, top_k, experts, expert_tp, split
-            whole = replace(op, shape=shape, flops=shape_flops(op.kind, shape), kernel="")
-            return self.pricing.compute(replace(whole, bytes=shape_bytes(op.kind, shape, op.dtype))).seconds
+            whole = replace(op, shape=shape, flops=shape_flops(op.kind, shape))
+            weight = TABLE_FORMATS.get(op.kernel)
+            return self.pricing.compute(replace(whole, bytes=shape_bytes(op.kind, shape, op.dtype, weight))).seconds
 
         def rest(count: int) -> float:
             return at(count, ep) - (at(count, 1) - at(count, ep)) / (ep - 1)
 
         return max(0.0, rest(tokens) - rest(copies))
-
-    def _converted(self, op: Compute) -> Priced | None:
-        """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
-        if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
-            return None
-        _, m, n, k = op.shape
-        fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
-        found = self.formats.at(m, n, k) if fewer else None
-        return None if found is None else Priced(found[0], "interpolated", found[1])
 
 
 def _as_dense(op: Compute) -> Compute:
@@ -180,11 +171,20 @@ def _as_dense(op: Compute) -> Compute:
     return replace(op, kind="gemm", shape=(1, m, groups * n, k))
 
 
+def _as_grouped(op: Compute) -> Compute:
+    """Single tokens' attention over a latent cache, where only kernels of grouped queries were measured.
+
+    These were measured to 32 query heads a KV head. Beyond, the measured library reads the cache once for each head,
+    which kernels of latent attention do not. So `LATENT_HEADS` heads are asked for, whose efficiency is that of all.
+    """
+    batch, heads, *rest = op.shape
+    return replace(op, kernel="", shape=(batch, min(heads, LATENT_HEADS), *rest))
+
+
 def operator_prices_of(pricing: Pricing, profile: Profile, dims: ServingDims, host: Host) -> OperatorPrices:
     """Prices of operators on the profile's device, with the engine's formats of weights and its own all-reduces."""
     priced = pricing.costs.profile
     device = measured_device(priced, pricing.plan.scenario.cluster.gpu)
     streamed = device.bandwidth_bytes_per_s * priced.coefficients.streaming_efficiency
-    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
     reduces = all_reduces(pricing, host.engine.own_all_reduces)
-    return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
+    return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, own=reduces)

@@ -53,10 +53,16 @@ def launched_pieces(d: ServingDims, attentions: tuple[Attention, ...], stage: St
 
 def experts_measured(profile: Profile, dims: ServingDims) -> bool:
     """Whether the profile has whole layers of experts in their format."""
+    known = {table.op for table in profile.points}
+    known |= {name.op for name in kernel_file(profile.kernels).tables} if profile.kernels else set()
+    if dims.expert_table and f"{MOE_LAYER}:{dims.expert_table}" in known:
+        return True
     if dims.expert_weight_bytes != dims.weight_bytes:
         return False
     alike = {"fp16": "bf16", "mxfp8": "fp8"}.get(dims.experts_dtype, dims.experts_dtype)
-    return bool(profile.kernels) and (MOE_LAYER, alike) in kernel_file(profile.kernels).tables
+    own = {table.dtype for table in profile.points if table.op == MOE_LAYER}
+    own |= {t.dtype for t in kernel_file(profile.kernels).tables if t.op == MOE_LAYER} if profile.kernels else set()
+    return alike in own
 
 
 def stages_of(

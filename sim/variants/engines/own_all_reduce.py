@@ -1,13 +1,6 @@
 """Serving engines' own all-reduces over NVLink, which take the place of NCCL's for small messages.
 
-In one shot each of n ranks reads the S bytes of all others and adds them up: latency + (n - 1)·S / bandwidth. In two
-shots each adds up its n-th of all messages, and then reads the sums of the other parts: 2·latency + 2·(n - 1)/n·S /
-bandwidth. The bandwidth is what the kernels' few blocks of threads read, which is a third of NVLink's or less.
-
-Seconds: vLLM 0.20's kernels in CUDA graphs, measured on A100, H100 and B200 by NVIDIA AIConfigurator
-(github.com/ai-dynamo/aiconfigurator, Apache-2.0, custom_allreduce_perf.txt); least squares of the logarithms over 2 and
-8 ranks to 2 MiB. `uncertainty` is the error of the points of 4 ranks. Larger messages take up to 1.8 times as long on
-an A100.
+Profiles have what they take, as CUDA graphs replay them (`sim.prices.profile.CollectiveTable.source`).
 """
 
 from __future__ import annotations
@@ -19,84 +12,54 @@ KIB, MIB = 2**10, 2**20
 
 
 class OwnAllReduce(NamedTuple):
-    """Which messages an engine reduces by itself, in bytes by the number of ranks: those smaller than `one_shot_below`
-    in one shot, others smaller than `below` in two; NCCL has all larger ones and other numbers of ranks.
+    """Which messages an engine reduces by itself: those smaller than `below`, in bytes by the number of ranks; NCCL has
+    all larger ones and other numbers of ranks.
 
-    `uncertainty`: more than the seconds' own, of kernels that are not vLLM's; `compared`: the sizes are those below
+    `uncertainty`: more than the seconds' own, of kernels that were not measured; `compared`: the sizes are those below
     which the kernel was measured to be the quicker one, so it takes no longer than NCCL's; `but_llama_above`: models of
     Llama's code that are wider leave all of them to NCCL.
     """
 
-    one_shot_below: Mapping[int, float]
     below: Mapping[int, float]
     uncertainty: float = 0.0
     compared: bool = False
     but_llama_above: int | None = None
 
 
-class KernelTimes(NamedTuple):
-    """Hold the latency and bandwidth of all-reduce kernels that read other GPUs' memory."""
-
-    latency_s: float
-    bytes_per_s: float
-    uncertainty: float
-
-
-TIMES = {  # by GPU architecture; where none was measured, NCCL has all messages
-    "ampere": KernelTimes(5.5e-6, 96e9, 0.06),
-    "hopper": KernelTimes(4.5e-6, 146e9, 0.07),
-    "blackwell": KernelTimes(7.3e-6, 114e9, 0.2),
-}
-
-
-def all_reduce_s(times: KernelTimes, ranks: int, size_bytes: float, shots: int) -> float:
-    """Seconds of the closed form.
-
-    >>> round(1e6 * all_reduce_s(TIMES["hopper"], 8, 64 * KIB, 1), 1)  # measured: 7.8
-    7.6
-    """
-    read_bytes = (ranks - 1) * size_bytes * (1 if shots == 1 else 2 / ranks)
-    return shots * times.latency_s + read_bytes / times.bytes_per_s
-
-
+ARCHITECTURES = ("ampere", "hopper", "blackwell")
 _EIGHT_MIB = dict.fromkeys((2, 4, 6, 8), 8 * MIB)
-_ONE_SHOT: dict[int, float] = {2: 8 * MIB, 4: 512 * KIB, 6: 256 * KIB, 8: 256 * KIB}
 # vLLM since 0.3 (pull request 2192, January 2024): csrc/custom_all_reduce.cuh; distributed/device_communicators/
 # custom_all_reduce.py (max_size). SGLang has the same files.
-CUSTOM = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT, _EIGHT_MIB))
+CUSTOM = dict.fromkeys(ARCHITECTURES, OwnAllReduce(_EIGHT_MIB))
 # vLLM since 0.11 (pull request 24111, September 2025), all_reduce_utils.py (CUSTOM_ALL_REDUCE_MAX_SIZES), at most the 8
 # MiB of before; above, torch's symmetric memory reduces in the switch, as NCCL does.
 CUSTOM_LESS = {
     "ampere": CUSTOM["ampere"],
-    "hopper": OwnAllReduce(_ONE_SHOT, {2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}, compared=True),
-    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}, compared=True),
+    "hopper": OwnAllReduce({2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}, compared=True),
+    "blackwell": OwnAllReduce({2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}, compared=True),
 }
 # Since 0.19 of compute capability 10.3, too; above them NCCL's.
 ULTRA = "blackwell ultra"  # those of this architecture with `ULTRA_BYTES`, where an engine has sizes of their own
-CUSTOM_LESS_19 = CUSTOM_LESS | {
-    ULTRA: OwnAllReduce(_ONE_SHOT, {2: 4 * MIB, 4: 4 * MIB, 6: 8 * MIB, 8: 4 * MIB}, compared=True)
-}
+CUSTOM_LESS_19 = CUSTOM_LESS | {ULTRA: OwnAllReduce({2: 4 * MIB, 4: 4 * MIB, 6: 8 * MIB, 8: 4 * MIB}, compared=True)}
 # Since 0.29 FlashInfer's kernels come first (pull request 52998, August 2026: VLLM_ALLREDUCE_USE_FLASHINFER), up to the
 # sizes of the fused norms (compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB).
 # On 10.3, since 0.33 also on 8 of 10.0, those that do not norm are larger (all_reduce_utils.py,
-# FI_MNNVL_ALLREDUCE_MAX_SIZE_MB; pull request 53318). Assumption: they take as many shots and as long as vLLM's own.
+# FI_MNNVL_ALLREDUCE_MAX_SIZE_MB; pull request 53318). Assumption: they take as long as vLLM's own.
 # Not modelled: ranks of several nodes.
 CUSTOM_LESS_29 = {
     "ampere": CUSTOM["ampere"],
-    "hopper": OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 512 * KIB}, 0.3, compared=True),
-    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 32 * MIB, 6: MIB, 8: MIB}, 0.3, compared=True),
-    ULTRA: OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 80 * MIB, 6: 8 * MIB, 8: 64 * MIB}, 0.3, compared=True),
+    "hopper": OwnAllReduce({2: 64 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 512 * KIB}, 0.3, compared=True),
+    "blackwell": OwnAllReduce({2: 64 * MIB, 4: 32 * MIB, 6: MIB, 8: MIB}, 0.3, compared=True),
+    ULTRA: OwnAllReduce({2: 64 * MIB, 4: 80 * MIB, 6: 8 * MIB, 8: 64 * MIB}, 0.3, compared=True),
 }
 CUSTOM_LESS_33 = CUSTOM_LESS_29 | {
     name: own._replace(below={**own.below, 8: 128 * MIB})
     for name, own in CUSTOM_LESS_29.items()
     if name in ("blackwell", ULTRA)
 }
-# TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
-# its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang
-# pull request 2904, its sizes read as elements of 2 bytes).
-_MIN_LATENCY = OwnAllReduce(_ONE_SHOT | {2: 16e6}, {2: 16e6, 4: 1e6, 8: 500e3}, 0.3)
-MIN_LATENCY = dict.fromkeys(TIMES, _MIN_LATENCY)
+# TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes).
+_MIN_LATENCY = OwnAllReduce({2: 16e6, 4: 1e6, 8: 500e3})
+MIN_LATENCY = dict.fromkeys(ARCHITECTURES, _MIN_LATENCY)
 # 1.1: before Blackwell Llama's layers have NCCL's alone (pull request 7768, September 2025; modeling_llama.py,
 # LlamaDecoderLayer, read on the main branch: "temporary fix to disable oneshot kernel for pre-Blackwell arch to avoid
 # perf regressions", in use above a width of 4,096). Whether 1.0, of the same month, has it is not known.
@@ -106,6 +69,6 @@ NCCL_FOR_LLAMA = MIN_LATENCY | {
 # 1.2 (pull request 7870, October 2025): common/customAllReduceUtils.h, tables that benchmarks made, of compute
 # capability 9.0, which earlier ones share, and of 10.0; of powers of two of tokens and widths, RESIDUAL_RMS_NORM. Its
 # AutoTuner (pull request 8531) compares all kernels once more.
-FROM_TABLES = dict.fromkeys(TIMES, OwnAllReduce(_ONE_SHOT, {2: 16 * MIB, 4: 8 * MIB, 8: MIB}, 0.3, compared=True)) | {
-    "blackwell": OwnAllReduce(_ONE_SHOT, {2: 16 * MIB, 4: 8 * MIB, 8: 8 * MIB}, 0.3, compared=True)
+FROM_TABLES = dict.fromkeys(ARCHITECTURES, OwnAllReduce({2: 16 * MIB, 4: 8 * MIB, 8: MIB}, compared=True)) | {
+    "blackwell": OwnAllReduce({2: 16 * MIB, 4: 8 * MIB, 8: 8 * MIB}, compared=True)
 }

@@ -128,6 +128,9 @@ _VLLM_09 = Engine(
 _VLLM_11 = replace(
     _VLLM_09,
     name="vllm-0.11",
+    # As gpt-oss is run on compute capability 10.x: VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1 (vllm-project/recipes;
+    # InferenceMAX's scripts). Without it inputs keep 16 bits (layers/quantization/mxfp4.py, get_mxfp4_backend).
+    mxfp8_inputs=True,
     since=(0, 11),
     date="2025-10",
     source="as vllm-v1; whole graphs of single tokens (vllm-project/vllm pull request 25444, September 2025:"
