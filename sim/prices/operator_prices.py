@@ -89,7 +89,7 @@ class Costs:
         reference = reference_gpu(profile, gpu)
         measured_on = Device.of(reference) if profile.reference else self._device
         self.power = PowerLimit.of(self.coefficients, gpu, reference, acts=options.power)
-        self._borrowed = borrowed_uncertainty(gpu, reference)
+        self._borrowed, self._measured_on = borrowed_uncertainty(gpu, reference), measured_on
         self._points = TablePrices(
             profile, self._device, measured_on, self.coefficients, self.launch_overhead_s, options.engine
         )
@@ -232,8 +232,14 @@ class Costs:
         converts = op.kernel in TABLE_FORMATS and dtype_bytes(op.dtype) == 2
         rows, columns = (16, 64) if converts else np.min(TILES, axis=0).tolist()
         speed = MMA_SYNC if converts and self.gpu.kernel_architecture == "hopper" else BEST
-        padded = 2.0 * batch * -(-m // rows) * rows * -(-n // columns) * columns * k
-        least_s = padded / (speed * self._device.peak(op.dtype))
+        if m >= rows and n >= columns:
+            return cost
+        padded = 2.0 * batch * max(m, rows) * max(n, columns) * k / speed
+        home, here = self._measured_on, self._device
+        # A reference that is quicker than whole tiles has kernels with smaller ones.
+        sizes = op.kind, op.flops, op.bytes, op.dtype
+        there_s = cost.seconds * home.seconds(*sizes) / here.seconds(*sizes)
+        least_s = min(padded / here.peak(op.dtype), there_s * home.peak(op.dtype) / here.peak(op.dtype))
         return cost._replace(seconds=max(cost.seconds, least_s))
 
     def _bound_by_memory(self, op: Compute, cost: Cost) -> Cost:

@@ -40,7 +40,6 @@ from sim.prices.roofline import Device
 
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 TF32_UNCERTAINTY = 0.15  # of taking bf16's efficiency for tf32's, as of a grouped product by single ones
-MANY_POINTS = 500  # of a profile's table, from which on it is like a kernel file's: a floor, and waves
 BUNDLED_FLASH = "torch_2024"
 _ATTENTION_KERNEL = "attention_forward:"
 
@@ -125,7 +124,7 @@ class TablePrices:
         """Return the measured or interpolated cost of one kernel; None if the table has no point near it."""
         table = self._table(via.op, op.dtype, op.kind)
         # A shape with 0 rows (an expert without tokens) has no logarithm.
-        if table is None or not shape or shape[0] <= 0:
+        if table is None or not shape or min(shape[:2]) <= 0:
             return None
         # Roofline plus floor on this device: the table's efficiency is relative to this sum.
         usual = self._device.shape_seconds(op.kind, shape, op.dtype, table.weight_bytes) + table.floor_s
@@ -191,8 +190,8 @@ class TablePrices:
         tables = self._raw[op, dtype]
         source = nearest_source({table.source for table in tables}, self._engine)
         tables = [table for table in tables if table.source == source]
-        many = sum(len(table.seconds) for table in tables) >= MANY_POINTS
-        # A few dozen points cannot determine three more slopes, and may all be large.
+        # A profile's own few dozen points cannot determine three more slopes, and may all be large.
+        many = bool(source)
         device = self._reference if many else replace(self._reference, sm_count=0)
         found = make_table(kind, dtype, tables, device, floored=many, weight_bytes=_weight_bytes(op))
         return replace(found, source=source, kernels=tables[-1].kernels)

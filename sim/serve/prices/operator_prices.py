@@ -125,9 +125,10 @@ class OperatorPrices(Struct, frozen=True):
             return self.pricing.compute(op)
         here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
         dense = _as_dense(op)
-        if op.kind == ATTENTION_DECODE and op.kernel and not self.pricing.costs.knows(op):
+        known = bool(op.kernel) and self.pricing.costs.knows(op)
+        if op.kind == ATTENTION_DECODE and op.kernel and not known:
             dense = _as_grouped(op)
-        whole = shape_bytes(dense.kind, dense.shape, dense.dtype, TABLE_FORMATS.get(dense.kernel))
+        whole = shape_bytes(dense.kind, dense.shape, dense.dtype, TABLE_FORMATS.get(op.kernel) if known else None)
         price = self.pricing.compute(replace(dense, own_bytes=op.bytes < whole))
         if op.sent_tokens:
             price = price._replace(seconds=price.seconds - self._of_others(op))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
+from sim.core.quantization import TABLE_FORMATS
 from sim.prices.attention_speed import AttentionPeak, attention_peak, flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients, PriceOptions
 from sim.prices.interpolation import Surface
@@ -295,16 +296,18 @@ def test_shapes_kept_by_the_sizes_that_occur_are_the_same_shapes() -> None:
 def test_the_roofline_of_many_shapes_is_that_of_each() -> None:
     gpu, file = GPUS["h100-sxm"], kernel_file("h100")
     device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
-    for op, dtype in file.tables:
-        rows = file.table(op, dtype)[0].shapes[::97]
-        if op == "attention_forward":
+    for op, dtype, source in file.tables:
+        rows = file.table(op, dtype, source)[0].shapes[::97]
+        kind, _, form = op.partition(":")
+        if kind == "attention_forward":
             rows[::2, -1], rows[::3, 3] = 0, 9  # neither causal nor as long as its keys
-        each = [device.shape_seconds(op, tuple(row), dtype) for row in rows.tolist()]
-        assert bounds(op, list(rows.T.astype(np.float64)), dtype, device).tolist() == each
+        weight = TABLE_FORMATS.get(form)
+        each = [device.shape_seconds(kind, tuple(row), dtype, weight) for row in rows.tolist()]
+        assert bounds(kind, list(rows.T.astype(np.float64)), dtype, device, weight).tolist() == each
 
 
 def test_kernel_files_are_plain_columns() -> None:
-    tables = kernel_file("h100").tables
+    tables = {table[:2] for table in kernel_file("h100").tables}
     assert {("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16")} <= tables
     for name in ("../h100", "../kernels/h100", "h100.safetensors", "", "x" * 400, "a\0b"):
         with pytest.raises(InputError, match="allowed: a100"):

@@ -47,23 +47,21 @@ def operator(costs: IterationCosts, program: Any, name: str) -> tuple[Compute, f
 @pytest.mark.parametrize("profile", ["h100-sxm", "h200-sxm", "b200-sxm"])
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
 def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str) -> None:
-    """128 heads over one latent (tp 1) are as far from their roofline as 16 (tp 8), not a read of the cache each; where
-    no power limit slows those that compute more."""
-    known, found = load_profile(profile), []
-    unlimited = replace(known, coefficients=dataclasses.replace(known.coefficients, power_at_peak=0.0))
+    """128 heads over one latent (tp 1) take no more than eight times as long as 16 (tp 8), as their products do, and no
+    less than reading it."""
+    found = []
     for tp in (1, 8):
         changes = {
             "parallelism": {"tp": tp},
             "inference": {"kv_cache": {"dtype": kv}},
             "model": {"preset": "deepseek-v3", "layers": 4},
         }
-        costs = costs_of(changes, unlimited, f"dgx-{profile.removesuffix('-sxm')}")
+        costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
         op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 128, 2048), "attention")
         assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
-        roofline_s = costs.prices.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
-        found.append(seconds / (roofline_s + costs.prices.pricing.costs.floor_s(op)))
-    assert found[0] == pytest.approx(found[1], rel=0.05)
-    assert 1.0 <= found[0] < 2.5
+        assert seconds > costs.prices.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        found.append(seconds)
+    assert found[1] < found[0] < 8 * found[1]
 
 
 def test_add_and_norm_is_one_pass_as_measured() -> None:
@@ -173,8 +171,9 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
     costs = costs_of({"parallelism": {"tp": 8, "ep": 8}, "inference": {"quantization": "fp8"}})
     op, seconds = operator(costs, costs.specs[-1].serve_tokens(costs.dims, 32), "experts")
     known = shape_bytes(MOE_LAYER, op.shape, "fp8")
+    assert op.kernel == "fp8_block"
     assert op.bytes == pytest.approx(known * 25 / 32, rel=0.02)
-    usual = Compute("experts", MOE_LAYER, op.shape, "fp8", op.flops, known, op.phase)
+    usual = replace(op, bytes=known)
     whole = costs.prices.pricing.costs.compute(usual)
     floor_s, bytes_per_s = costs.prices.pricing.costs.floor_s(usual), costs.prices.device.bandwidth_bytes_per_s
     read_s, known_s = op.bytes / bytes_per_s, known / bytes_per_s
@@ -220,9 +219,9 @@ def test_more_tokens_are_never_a_fifth_quicker(profile: str) -> None:
 
 
 def test_without_measured_layers_experts_are_their_kernels_and_share_a_launch() -> None:
-    changes = {"parallelism": {"tp": 8, "ep": 8}, "inference": {"precision": "nvfp4"}}
-    costs = costs_of(changes, "b200-sxm", "dgx-b200")
-    program = costs.specs[-1].serve_tokens(costs.dims, 2048)
+    changes = {"parallelism": {"tp": 8, "ep": 8}, "inference": {"quantization": "mxfp4_experts"}}
+    costs = costs_of(changes, "a100-sxm", "dgx-a100")
+    program = costs.specs[-1].serve_tokens(costs.dims, 8)
     assert "experts" not in {item.name for item in program}
     op, seconds = operator(costs, program, "experts_up")
     assert op.kind == "grouped_gemm"
