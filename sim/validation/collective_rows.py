@@ -45,6 +45,8 @@ def collective_predictions(row: Measurement, calibration: str | None) -> Predict
     count, nodes = int(_number(row, "ranks", 1, MAX_RANKS)), int(_number(row, "nodes", 1, MAX_RANKS))
     size = _number(row, "bytes", 0, MAX_BYTES)
     seconds, sigma = _seconds(row, calibration, op, count, nodes, size)
+    if row.one_process:  # it launches on one GPU after the other, and waits for all
+        seconds = max(seconds, count * costs_of(row, calibration).launch_overhead_s)
     known = {"seconds": spread(seconds, sigma)}
     if seconds:
         known["algorithm_bandwidth_bytes_per_s"] = spread(size / seconds, sigma)

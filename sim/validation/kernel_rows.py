@@ -21,6 +21,7 @@ from sim.validation.moe_rows import moe_layer
 from sim.validation.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.validation.records import Measurement
 from sim.validation.sizes import NAMES, dtype_of, pass_of
+from sim.variants.engines.names import engine_named
 
 Data = Mapping[str, Any]
 PHASES = {
@@ -42,7 +43,12 @@ def kernel_predictions(row: Measurement, calibration: str | None) -> Predictions
     if op == "moe_layer":
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration, burst=not _as_in_training(data))
-    parts = [costs.compute(item) for item in OPERATORS[op](data)] if op in OPERATORS else fused_costs(op, data, costs)
+    items = OPERATORS[op](data) if op in OPERATORS else []
+    if op == "gemm" and not _as_in_training(data) and engine_named(row.served_by) is not None:
+        items = [replace(item, served=True) for item in items]  # an engine's linear layer, which quantizes its input
+    parts = [costs.compute(item) for item in items] if op in OPERATORS else fused_costs(op, data, costs)
+    if op == "gemm":  # launched one after another
+        parts = [cost._replace(seconds=max(cost.seconds, costs.launch_overhead_s)) for cost in parts]
     found = total(parts)
     flops = 2.0 * math.prod(OPERATORS[op](data)[0].shape) if op in ("gemm", "grouped_gemm") else 0.0
     rate = {"flops_per_s": Prediction(*(flops / s for s in (found.value, found.high, found.low)))} if flops else {}
@@ -114,7 +120,7 @@ def _gemm(data: Data) -> list[Compute]:
     shape = (_size(data, "batch", 1), m, n, k)
     phase = PHASES.get(str(data.get("layout")), Phase.FORWARD)
     item = _matmul("gemm", shape, dtype, dtype_of(data, dtype, "out_dtype"), bool(data.get("accumulate")), phase)
-    return [item if _as_in_training(data) else replace(item, served=True)]
+    return [item]
 
 
 def _grouped_gemm(data: Data) -> list[Compute]:

@@ -12,7 +12,8 @@ class Measurement(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
     the row cannot be read; then it has no values. `folder`: of the table's file, beside which lie the files that it
-    names. `not_believed`: why the row is simulated without its batch limit."""
+    names. `not_believed`: why the row is simulated without its batch limit. `one_process`: it is of a table of messages
+    within one node, whose GPUs one process drives (nccl-tests' README: `-g 8` on a node, a process a GPU under MPI)."""
 
     table: str
     kind: str
@@ -26,6 +27,7 @@ class Measurement(Struct, frozen=True):
     unreadable: str = ""
     folder: str = ""
     not_believed: str = ""
+    one_process: bool = False
 
 
 class Table(Struct, frozen=True):

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
 from sim.inputs.input_source import Source, file_named, show
@@ -60,6 +62,8 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     shared = without_assumed_sums(shared, software[0], facts)
     whole = _Whole(name, data["kind"], shared, software, facts, str(Path(path).parent))
     made = [_row(r, f"{path}: rows[{i}]", whole) for i, r in enumerate(rows)]
+    if whole.kind == "collective" and all(row.data.get("nodes", 1) == 1 for row in made):
+        made = [replace(row, one_process=True) for row in made]
     shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
