@@ -404,3 +404,19 @@ def test_megatron_core_reduced_whole_gradients_for_muon(
     params = sent["all_gather"] / 2
     (gradients,) = (size for kind, size in sent.items() if kind != "all_gather")
     assert gradients == pytest.approx(params * {"megatron": 4, "megatron_bridge": 2}[framework])
+
+
+@pytest.mark.parametrize(("ep", "holders"), [(1, 8), (4, 2), (8, 1)])
+def test_experts_are_gathered_from_the_ranks_that_hold_the_same_ones(ep: int, holders: int) -> None:
+    """ZeRO-3 over 8 ranks of which dp / ep hold an expert: forward and backward gather each rank's 1 / ep of all experts,
+    (bytes of the gathered output), and where one rank alone holds it nothing."""
+    experts, ffn, layers = 8, 256, 4
+    model = {"layers": layers, "hidden": HIDDEN, "moe": {"experts": experts, "top_k": 2, "ffn": ffn}}
+    changed = case({"dp": 8, "ep": ep, "zero": 3}, {"gradient_clipping": False, "global_batch_size": 8}, model)
+    dp = make_data_parallel(make_plan(changed))
+    assert (dp.shard, dp.expert_shard) == (8, holders)
+    rows = [row for row in simulate(changed).result["communication"] if row["rank"] == 0]
+    found = sum(row["bytes"] for row in rows if (row["kind"], row["group"]) == ("all_gather", "expert_shard"))
+    matrices = changed.model.layers * experts / ep * (3 if changed.model.mlp == "swiglu" else 2) * ffn * HIDDEN
+    biases = changed.model.layers * experts / ep * (ffn + HIDDEN) if changed.model.bias else 0.0
+    assert found == pytest.approx(2 * 2 * (matrices + biases) if holders > 1 else 0.0, rel=1e-9)

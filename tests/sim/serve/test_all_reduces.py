@@ -16,6 +16,7 @@ from sim.serve.prices.faults import replica_costs
 from sim.variants.engines import ENGINES
 from sim.variants.engines.own_all_reduce import KIB, MIB
 
+
 def costs(
     engine: str, tp: int, cluster: Any = "dgx-h100", faults: Any = None, model: str = "llama3-70b"
 ) -> IterationCosts:
