@@ -5,8 +5,8 @@ outputs are sim/presets/kernels/GPU.safetensors and sim/presets/profiles/NAME.js
 figures that are in no table.
 
 A kernel file keeps its tables without a source: those of TensorRT-LLM 1.3.0rc20 and, on an A100, vLLM 0.14 and
-TensorRT-LLM 1.0, of an earlier state of the same database. Of each engine's tables the newest release is added, but not
-matmuls in 16 bits, which all engines leave to cuBLAS, nor TensorRT-LLM's, which a table without a source has already.
+TensorRT-LLM 1.0, of an earlier state of the same database. Of each engine's tables the newest release is added, but not matmuls
+in 16 bits, which all engines leave to cuBLAS, nor TensorRT-LLM's where a table without a source has them already.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sim.prices.kernel_file import KernelFile, MeasuredTable, TableName, write_k
 from sim.prices.profile import CollectiveTable, Profile  # noqa: E402
 from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
-from sim.prices.table_prices import newer  # noqa: E402
+from sim.prices.table_prices import release_of  # noqa: E402
 from sim.validation.fused_rows import fused_kernel  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
@@ -54,12 +54,11 @@ def added(imported: Imported, known: Sequence[TableName]) -> list[MeasuredTable]
     newest: dict[tuple[str, ...], MeasuredTable] = {}
     for table in imported.tables:
         op, dtype, source = table.name
-        engine = source.partition(" ")[0]
-        had = engine == "TensorRT-LLM" and TableName(op, dtype) in known
+        had = source.startswith("TensorRT-LLM") and TableName(op, dtype) in known
         if (op, dtype) == ("gemm", "bf16") or had:
             continue
-        key = op, dtype, engine
-        if key not in newest or newer(source, newest[key].name.source):
+        key = op, dtype, source.partition(" ")[0]
+        if key not in newest or release_of(source) > release_of(newest[key].name.source):
             newest[key] = table
     return list(newest.values())
 

@@ -375,9 +375,12 @@ def thinned(table: MeasuredTable, runs: int) -> MeasuredTable:
 
 
 def _reduces(file: Path, source: str) -> Iterator[CollectiveTable]:
-    """An engine's own all-reduces, as CUDA graphs replay them; TensorRT-LLM's were measured in no other way."""
+    """An engine's own all-reduces, as CUDA graphs replay them; TensorRT-LLM's were measured in no other way. A folder of
+    another engine may hold a copy of TensorRT-LLM's."""
     rows = _columns(file)
-    graphs = np.array(["eager" not in str(kernel) for kernel in rows["kernel_source"]])
+    kernels = [str(kernel).lower() for kernel in rows["kernel_source"]]
+    engine = next(short for short, name in BACKENDS.items() if name == source.partition(" ")[0])
+    graphs = np.array(["eager" not in kernel and kernel.startswith(engine) for kernel in kernels])
     size = _number(rows, "message_size", file) * np.array([ELEMENT_BYTES[str(d)] for d in rows["allreduce_dtype"]])
     yield from _collectives("all_reduce", file, rows, size, graphs, source)
 

@@ -86,6 +86,7 @@ CALIBRATE = {
     "capture": Lazy("calibrate.capture.command", "Record the operators of any model's training step, without a GPU"),
     "topology": Lazy("calibrate.topology", "Write the graph of this node: GPUs, PCIe, NVLink, NICs"),
     "fit": Lazy("calibrate.fit", "Fit a profile's coefficients to your own step times"),
+    "import": Lazy("calibrate.imports.__main__", "Make a profile of kernels that others measured"),
 }
 COMMANDS = {
     "run": Lazy("sim.commands.run", "Simulate a training step, serving, or a step of reinforcement learning"),
@@ -114,7 +115,7 @@ def main() -> None:
 
 @main.group("calibrate", cls=LazyGroup, lazy=CALIBRATE)
 def calibrate() -> None:
-    """Measure this machine, or run scenarios on it (all commands but engine and fit need torch)"""
+    """Measure this machine, or run scenarios on it (all commands but engine, fit and import need torch)"""
 
 
 @main.command("scenarios", cls=Command)

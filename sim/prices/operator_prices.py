@@ -35,7 +35,7 @@ from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
 from sim.prices.fp32_matmuls import fp32_seconds
 from sim.prices.instructions import with_instructions
-from sim.prices.kernel_tables import BEST, TILES, least_waves, measured_bytes
+from sim.prices.kernel_tables import TILES, least_waves, measured_bytes
 from sim.prices.nearby import shifts_near
 from sim.prices.point_corrections import MEMORY_UNCERTAINTY, PointCorrections
 from sim.prices.power_limit import PowerLimit
@@ -222,16 +222,17 @@ class Costs:
         """Lengthen a borrowed matmul that computes fewer rows than a tile has, which it computes all the same.
 
         Points of a GPU with more multiprocessors for its memory do not show it: an H20's 78 draw a third of its
-        bandwidth where one token is multiplied. The least tile is that of `TILES`, its speed at most `BEST`. Kernels
-        that convert weights to 16 bits multiply 16 rows by mma.sync (Marlin, arXiv 2408.11743), which has `MMA_SYNC` of
-        Hopper's peak.
+        bandwidth where one token is multiplied. The least tile is that of `TILES`, its speed that of matmuls without
+        points (`matmul_efficiency`). Kernels that convert weights to 16 bits multiply 16 rows by mma.sync (Marlin,
+        arXiv 2408.11743), which has `MMA_SYNC` of Hopper's peak.
         """
         if op.kind != "gemm" or not self._borrowed or self.gpu.sm_count < 2 or dtype_bytes(op.dtype) > 2:
             return cost
         batch, m, n, k = op.shape
         converts = op.kernel in TABLE_FORMATS and dtype_bytes(op.dtype) == 2
         rows, columns = (16, 64) if converts else np.min(TILES, axis=0).tolist()
-        speed = MMA_SYNC if converts and self.gpu.kernel_architecture == "hopper" else BEST
+        mma = MMA_SYNC if converts and self.gpu.kernel_architecture == "hopper" else 1.0
+        speed = mma * self.coefficients.matmul_efficiency
         if m >= rows and n >= columns:
             return cost
         padded = 2.0 * batch * max(m, rows) * max(n, columns) * k / speed

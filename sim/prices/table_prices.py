@@ -206,19 +206,15 @@ def nearest_source(sources: Iterable[str], engine: str) -> str:
     >>> nearest_source(["", "SGLang 0.5.14", "vLLM 0.19.0", "vLLM 0.24.0"], "vLLM 0.22")
     'vLLM 0.19.0'
     """
-    known = sorted(sources, key=lambda source: (source.partition(" ")[0], _release(source)))
+    known = sorted(sources, key=lambda source: (source.partition(" ")[0], release_of(source)))
     same = [source for source in known if source and source.partition(" ")[0] == engine.partition(" ")[0]]
     if not same:
         return "" if "" in known else known[-1]
-    return next((source for source in reversed(same) if _release(source) <= _release(engine)), same[0])
+    return next((source for source in reversed(same) if release_of(source) <= release_of(engine)), same[0])
 
 
-def newer(source: str, than: str) -> bool:
-    """Tell whether a source is a newer release of the same engine."""
-    return _release(source) > _release(than)
-
-
-def _release(source: str) -> tuple[int, ...]:
+def release_of(source: str) -> tuple[int, ...]:
+    """Return the numbers of a source's release."""
     return tuple(int(number) for number in re.findall(r"\d+", source.partition(" ")[2]))
 
 

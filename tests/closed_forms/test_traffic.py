@@ -408,8 +408,8 @@ def test_megatron_core_reduced_whole_gradients_for_muon(
 
 @pytest.mark.parametrize(("ep", "holders"), [(1, 8), (4, 2), (8, 1)])
 def test_experts_are_gathered_from_the_ranks_that_hold_the_same_ones(ep: int, holders: int) -> None:
-    """ZeRO-3 over 8 ranks of which dp / ep hold an expert: forward and backward gather each rank's 1 / ep of all experts,
-    (bytes of the gathered output), and where one rank alone holds it nothing."""
+    """ZeRO-3 over 8 ranks of which dp / ep hold an expert: forward and backward gather each rank's 1 / ep of all
+    experts (bytes of the gathered output), and where one rank alone holds it nothing."""
     experts, ffn, layers = 8, 256, 4
     model = {"layers": layers, "hidden": HIDDEN, "moe": {"experts": experts, "top_k": 2, "ffn": ffn}}
     changed = case({"dp": 8, "ep": ep, "zero": 3}, {"gradient_clipping": False, "global_batch_size": 8}, model)
