@@ -23,6 +23,7 @@ from sim.models.moe.fullest import fullest_rank
 from sim.models.serving.operators import ServingDims
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
+from sim.prices.reference_gpu import reference_gpu
 from sim.prices.serving_parts import MeasuredParts, measured_parts, model_key
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.load import Load
@@ -30,6 +31,7 @@ from sim.serve.prices.operator_prices import PricedProgram
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from topology.spec import GpuSpec
 
 SERVED = "serve "  # how keys of measured parts begin
 
@@ -52,9 +54,16 @@ def measured_for(scenario: Scenario, profile: Profile) -> MeasuredParts | None:
     if found := measured_parts(profile, scenario.model, p.tp):
         return found
     variant = variant_of(scenario)
-    if not variant or profile.reference not in ("", scenario.cluster.gpu.name):
+    if not variant or not _same_gpu(profile, scenario.cluster.gpu):
         return None
     return measured_parts(profile, scenario.model, p.tp, variant)
+
+
+def _same_gpu(profile: Profile, gpu: GpuSpec) -> bool:
+    """Whether a GPU is the one that was measured, or as many of its multiprocessors on a board with its memory."""
+    own = reference_gpu(profile, gpu)
+    alike = own.same_multiprocessors(gpu) and own.sm_count == gpu.sm_count
+    return own == gpu or (alike and own.memory_bandwidth_bytes_per_s == gpu.memory_bandwidth_bytes_per_s)
 
 
 def not_measured(scenario: Scenario, profile: Profile) -> str | None:
