@@ -9,7 +9,7 @@ of served iterations (`sim.prices.serving_parts`):
 - `per_sequence.csv` (layer, sequences): `head`;
 - `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode): `prefill`, `decode` and `mixed`. A token that is
   decoded sees itself besides its cache;
-- `moe.csv` (tokens, activated_experts): `experts`;
+- `moe.csv` (tokens, activated_experts): `experts`, of more ranks than one those that ranks split;
 - `skew_fit.csv`: `unequal`. `alpha` says how far sequences of unequal length lie between as many of their mean length
   and of their longest. It was fitted in cells of few noisy measurements, so the median is taken over the longest
   length and over what is cached before a prompt. Where `meta.yaml` disables the fit it is not read, as in that
@@ -95,7 +95,8 @@ def read(paths: Sequence[Path], gpu: str) -> Imported:
             points_of = ", ".join(f"{part} {len(points):,}" for part, points in parts.items())
             covered.append(f"{bundle.model} in {bundle.variant}, tp {tp}, vLLM {bundle.vllm}: {points_of} points")
             if model.moe is not None and "experts" not in parts:
-                estimated.append(f"{bundle.model}, tp {tp}: experts that ranks split (whole ones: as on one rank)")
+                whole = "" if tp == 1 else " that ranks split; whole ones are those of tp 1, if these were measured"
+                estimated.append(f"{bundle.model}, tp {tp}: experts{whole}")
             if not bundle.unequal and (folder / "skew_fit.csv").is_file():
                 skipped.append(f"{folder / 'skew_fit.csv'}: disabled in {META} (skew_fit.enabled)")
     if not blocks:

@@ -7,7 +7,8 @@ number format. All attention is that of one layer. Parts and their sizes:
 - `rest` (tokens): everything except the attention cores and the head, all layers together, messages between ranks
   included; or `dense` (tokens), the same without messages between ranks and without routed experts;
 - `head` (tokens whose logits are wanted): output matrix and what follows it (in older profiles a part of `rest`);
-- `experts` (tokens, experts that any of them chose): routed experts of one layer, router included;
+- `experts` (tokens, experts that any of them chose): routed experts of one layer, router included; those of a model on
+  several ranks are experts that the ranks split (`SPLIT`), those of the same model on one rank are whole;
 - `prefill` (chunk, tokens before it) and `decode` (sequences, tokens that each sees): attention cores alone;
 - `check4`: as `decode`, where each sequence has four tokens, of which three are drafted;
 - `mixed` (chunk, tokens before it, sequences, tokens that each sees): a prompt's and single tokens' attention together;
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sim.prices.profile import Profile
 
 _KEY = re.compile(r"(\w+)((?: [a-e]=\d+)+)")
+SPLIT = "split_experts"
 Points = dict[tuple[int, ...], float]
 
 
@@ -55,6 +57,7 @@ FORMS = {
     "head": _BY_TOKENS,
     "engine": _BY_TOKENS,
     "experts": PartForm((1, 0)),
+    SPLIT: PartForm((1, 0)),
     "prefill": PartForm((0, 1), power=0),
     "decode": _ATTENTION,
     "mixed": PartForm((2, 0, 3, 1)),
@@ -193,15 +196,16 @@ def measured_parts(profile: Profile, m: ModelConfig, tp: int = 1, variant: str =
     """Return the profile's parts for this model on `tp` ranks; None if one is missing."""
     found: dict[str, Points] = {}
     start = f"{model_key(m, tp, variant)} | "
-    # One rank's experts, none of which is split, are the same kernel on any number of ranks.
+    # Whole experts are the same kernels on any number of ranks.
     whole = f"{model_key(m, 1, variant)} | experts "
     for block in profile.blocks:
-        if not block.key.startswith((start, whole)):
+        own = block.key.startswith(start)
+        if not own and not block.key.startswith(whole):
             continue
         if (match := _KEY.fullmatch(block.key.partition(" | ")[2])) is not None:
-            sizes = tuple(int(size.partition("=")[2]) for size in match[2].split())
-            order = FORMS.get(match[1], _ATTENTION).order
-            found.setdefault(match[1], {})[sizes[: len(order)]] = block.seconds
+            part = SPLIT if own and tp > 1 and match[1] == "experts" else match[1]
+            sizes = tuple([int(size.partition("=")[2]) for size in match[2].split()])
+            found.setdefault(part, {})[sizes[: len(FORMS.get(part, _ATTENTION).order)]] = block.seconds
     # With a missing part an iteration would be half measured and half modelled.
     complete = {"prefill", "decode"} <= found.keys() and ("dense" in found or {"rest", "engine"} <= found.keys())
     return MeasuredParts(found) if complete else None

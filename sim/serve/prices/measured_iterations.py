@@ -24,7 +24,7 @@ from sim.models.serving.operators import ServingDims
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
 from sim.prices.reference_gpu import reference_gpu
-from sim.prices.serving_parts import MeasuredParts, measured_parts, model_key
+from sim.prices.serving_parts import SPLIT, MeasuredParts, measured_parts, model_key
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.load import Load
 from sim.serve.prices.operator_prices import PricedProgram
@@ -102,7 +102,7 @@ def program_beside(measured: MeasuredParts, key: Key, spec: LayerSpec, d: Servin
     if not measured.kernels_alone:
         return ()
     messages = tuple([item for item in program if not isinstance(item, Compute)])
-    if not isinstance(spec.mlp, Experts) or _has_experts(measured, d):
+    if not isinstance(spec.mlp, Experts) or _experts(measured, spec, d):
         return messages
     if key.work is Work.LAYER:
         own = [item for item in spec.mlp.serve(spec.mlp_dims(d), key.a) if isinstance(item, Compute)]
@@ -110,8 +110,10 @@ def program_beside(measured: MeasuredParts, key: Key, spec: LayerSpec, d: Servin
     return program if key.work is Work.ROUTED else messages
 
 
-def _has_experts(measured: MeasuredParts, d: ServingDims) -> bool:
-    return "experts" in measured.points and d.expert_tp == 1
+def _experts(measured: MeasuredParts, spec: LayerSpec, d: ServingDims) -> str:
+    """The measured part that a layer's experts are, whole or split as on this rank; empty if there is none."""
+    part = "experts" if d.expert_tp == 1 else SPLIT if d.expert_tp == d.tp else ""
+    return part if part in measured.points and isinstance(spec.mlp, Experts) else ""
 
 
 def priced_as_measured(
@@ -130,9 +132,10 @@ def priced_as_measured(
         seconds = measured.head(key.a)
     elif key.work is Work.LAYER:
         seconds = measured.rest(key.a) / d.model.layers
-    if key.work in (Work.LAYER, Work.ROUTED) and isinstance(spec.mlp, Experts) and _has_experts(measured, d):
+    part = _experts(measured, spec, d) if key.work in (Work.LAYER, Work.ROUTED) else ""
+    if part and isinstance(spec.mlp, Experts):
         rows, chosen = fullest_rank(spec.mlp.moe, key.a, d.ep, d.eplb)
-        seconds += measured.seconds("experts", rows / spec.mlp.moe.top_k, chosen)
+        seconds += measured.seconds(part, rows / spec.mlp.moe.top_k, chosen)
     seconds *= slowdown
     shares = {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds, **beside.shares}
     return PricedProgram(seconds + beside.seconds, beside.comm_s, shares)

@@ -18,6 +18,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving
 
@@ -122,14 +123,16 @@ def profile_of(folder: Path, gpu: str = "") -> Profile:
     return Profile("bundle", found.source, reference=found.gpu, blocks=found.blocks)
 
 
-def scenario_of(folder: Path, tp: int = 1, requests: Mapping[str, Any] | None = None, **inference: Any) -> Scenario:
+def scenario_of(
+    folder: Path, tp: int = 1, ep: int = 1, requests: Mapping[str, Any] | None = None, **inference: Any
+) -> Scenario:
     sent = dict(requests or {"prompt_len": 100, "output_len": 10, "count": 4})
     inference = {"engine": "vllm-0.19", "max_batch_tokens": 2048, "requests": sent, **inference}
     return parse_scenario(
         {
             "model": str(folder / "config.json"),
             "cluster": {"gpu": "rtx4090", "gpus_per_node": 2},
-            "parallelism": {"tp": tp},
+            "parallelism": {"tp": tp, "ep": ep},
             "inference": inference,
         }
     )
@@ -235,21 +238,28 @@ def test_a_table_that_is_switched_off_changes_nothing(dense: Path) -> None:
     assert any("skew_fit.csv: disabled" in said for said in read([dense], "").skipped)
 
 
-def test_ranks_take_what_one_was_measured_to_take_and_their_messages(dense: Path) -> None:
-    costs, load = iteration_costs(scenario_of(dense, tp=2), profile_of(dense)), decodes(8, 128)
-    alone = costs.prices.pricing.costs
-    assert alone is not None
-    more = costs.device_seconds(load)[0] - sum_s(load)
-    messages = sum(costs.priced(key).comm_s for key in _keys(costs, 8))
-    assert more > 0.0
-    assert more == pytest.approx(messages, rel=0.05)
+@pytest.mark.parametrize(("moe", "ep"), [(False, 1), (True, 2)], ids=["dense", "whole experts on each rank"])
+def test_ranks_take_what_one_was_measured_to_take_and_their_messages(tmp_path: Path, moe: bool, ep: int) -> None:
+    folder = write_bundle(tmp_path / "bundle", moe=moe, tps=(1, 2))
+    costs = iteration_costs(scenario_of(folder, tp=2, ep=ep), profile_of(folder))
+    load, tokens = decodes(64, 128), 64
+    keys = [Key(Work.LAYER, 0, tokens)] * LAYERS + [Key(Work.EMBEDDING, 0, tokens), Key(Work.HEAD, 0, tokens)]
+    messages_s = sum(costs.priced(key).comm_s for key in keys)
+    assert messages_s > 0.0
+    # Half of the tokens' copies go to each rank, which has half of the experts.
+    own_s = sum_s(load, EXPERTS) - 1e-6 * LAYERS * (experts_us(64, 16) - experts_us(32, 8)) if moe else sum_s(load)
+    assert costs.device_seconds(load)[0] == pytest.approx(own_s + messages_s, rel=0.02)
 
 
-def _keys(costs: IterationCosts, tokens: int) -> list[Any]:
-    from sim.serve.prices.iteration_parts import Key, Work
-
-    layers = [Key(Work.LAYER, 0, tokens)] * LAYERS
-    return [*layers, Key(Work.EMBEDDING, 0, tokens), Key(Work.HEAD, 0, tokens)]
+def test_experts_that_were_measured_whole_are_estimated_where_ranks_split_them(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle", moe=True, tps=(1, 2))
+    scenario = scenario_of(folder, tp=2)
+    costs = iteration_costs(scenario, profile_of(folder))
+    estimated = iteration_costs(scenario, Profile("nothing", "roofline"))
+    key = Key(Work.ROUTED, 0, 64)
+    assert costs.priced(key).seconds == pytest.approx(estimated.priced(key).seconds)
+    assert costs.priced(Key(Work.LAYER, 0, 64)).seconds > costs.priced(key).seconds
+    assert "own/small, tp 2: experts that ranks split" in " ".join(read([folder], "").estimated)
 
 
 OTHERS: dict[str, dict[str, Any]] = {

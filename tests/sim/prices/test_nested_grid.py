@@ -24,7 +24,7 @@ def test_seconds_linear_in_each_size_are_given_back_inside_and_beyond(at: tuple[
 
 def test_sizes_may_be_measured_beside_few_of_the_others() -> None:
     """Two grids of other sizes, one in the gaps of the other, as profilers write them."""
-    rows = {(a, b): both(a, b) for a, b in product(SIZES[::2], SIZES)}
+    rows: dict[tuple[int, ...], float] = {(a, b): both(a, b) for a, b in product(SIZES[::2], SIZES)}
     rows |= {(a, b): both(a, b) for a, b in product(SIZES[1::2], (3, 300))}
     grid = NestedGrid(rows)
     assert [grid.at(at) for at in ((2, 50), (3, 90), (100, 200))] == pytest.approx(
