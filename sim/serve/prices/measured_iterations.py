@@ -66,18 +66,17 @@ def _same_gpu(profile: Profile, gpu: GpuSpec) -> bool:
     return own == gpu or (alike and own.memory_bandwidth_bytes_per_s == gpu.memory_bandwidth_bytes_per_s)
 
 
-def not_measured(scenario: Scenario, profile: Profile) -> str | None:
-    """Say that a profile has measured iterations, but none of the scenario's; None if it has those, or none at all."""
+def not_measured(scenario: Scenario, profile: Profile) -> list[str]:
+    """Say that a profile has measured iterations, but none of the scenario's; nothing if it has none at all."""
     measured = sorted({key.partition(" | ")[0] for key, *_ in profile.blocks if key.startswith(SERVED)})
-    if not measured or measured_for(scenario, profile) is not None:
-        return None
     tp, variant = scenario.parallelism.tp, variant_of(scenario)
     found = f"{model_key(scenario.model, tp, variant)} on {scenario.parallelism.ranks} of {scenario.cluster.gpu.name}"
     on = f" on {profile.reference}" if profile.reference else ""
-    return (
+    said = (
         f"calibration: {profile.name} has iterations that were measured{on} of: {'; '.join(measured)}. This scenario's "
         f"is none of them ({found}), so its kernels are estimated"
     )
+    return [said] if measured else []
 
 
 def attention_s(measured: MeasuredParts, load: Load) -> float:

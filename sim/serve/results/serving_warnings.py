@@ -94,7 +94,7 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
     out, inference = [], sim.scenario.for_serving
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
-    out += filter(None, [not_measured(sim.scenario, sim.profile)])
+    out += not_measured(sim.scenario, sim.profile) if sim.costs.measured is None else []
     out += [*_whole_prompts(sim), *_too_long(sim), *_beyond_positions(sim)]
     waiting = waiting_at_last_arrival(sim.sequences)
     if fits and waiting > OVERLOADED * len(sim.sequences):

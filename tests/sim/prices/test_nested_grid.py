@@ -50,3 +50,10 @@ def test_a_jump_behind_a_tile_stays_where_it_is(left_out: int) -> None:
 def test_time_never_falls_beyond_the_largest_size() -> None:
     falling = NestedGrid({(n,): 2.0 - n / 1000 for n in SIZES})
     assert falling.at([10_000]) == pytest.approx(2.0 - 256 / 1000)
+
+
+def test_less_than_the_smallest_size_takes_less_but_no_less_than_its_part() -> None:
+    grid = NestedGrid({(a, b): both(a, b) for a, b in product((16, 32), (512, 1024))})
+    assert grid.at((20, 100)) == pytest.approx(both(20, 100))
+    steep = NestedGrid({(512,): 1.0, (1024,): 10.0})
+    assert steep.at([256]) == pytest.approx(0.5)
