@@ -120,17 +120,13 @@ class MeasuredParts(Struct):
         """Return the seconds of the head for `samples` tokens; 0 if they are a part of `rest`."""
         return self.seconds("head", samples) if "head" in self.points else 0.0
 
-    def core(self, part: str, a: int, b: int) -> float:
-        """Return the seconds of one layer's attention core: `prefill` (chunk, seen) or `decode` (sequences, cache)."""
-        return self.seconds(part, a, b - a if part == "prefill" else b)
-
     def check(self, sequences: int, kv: int, queries: int) -> float:
         """Return the seconds of one layer's attention core where drafted tokens are checked: `queries` tokens of each
         sequence. Where that was not measured, sequences attend one by one, as prompts do."""
         part = check_part(queries)
         if part in self.points:
-            return self.core(part, sequences, kv)
-        return self.core("prefill", queries, max(kv, queries)) * sequences
+            return self.seconds(part, sequences, kv)
+        return self.seconds("prefill", queries, max(0, kv - queries)) * sequences
 
     def joint(self, prefills: tuple[tuple[int, int, int], ...], sequences: int, kv: float) -> float:
         """Return the seconds of one layer's attention in one call: of prompt chunks (tokens, those that the last one

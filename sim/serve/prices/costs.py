@@ -36,7 +36,7 @@ from sim.serve.prices.host import Host, host_of, with_draft
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
-from sim.serve.prices.measured_iterations import attention_s, measured_for, priced_as_measured, program_beside
+from sim.serve.prices.measured_iterations import attention_s, measured_for, priced_as_measured
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram, operator_prices_of
 from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, launched_pieces, stages_of
 from sim.serve.prices.tiled_attention import slides, tiled, tiled_attentions
@@ -322,7 +322,8 @@ class IterationCosts(Struct):
         found = self.priced_programs.get(key)
         if found is None:
             if self.measured is not None and key.work is not Work.ADAPTERS:
-                found = self._priced_as_measured(self.measured, key)
+                spec = self.specs[key.spec]
+                found = priced_as_measured(self.measured, key, spec, self.dims, self.prices, self._program)
             elif key.work is Work.TILED:
                 alone = self.priced(key._replace(work=Work.DECODE))
                 found = tiled(key, self.attentions[key.spec], self.dims, self.prices, alone)
@@ -330,12 +331,6 @@ class IterationCosts(Struct):
                 found = self.prices.priced(self._program(key))
             self.priced_programs[key] = found
         return found
-
-    def _priced_as_measured(self, measured: MeasuredParts, key: Key) -> PricedProgram:
-        spec, beside = self.specs[key.spec], PricedProgram(0.0, 0.0, {})
-        if measured.kernels_alone and key.work not in (Work.PREFILL, Work.DECODE):
-            beside = self.prices.priced(program_beside(measured, key, spec, self.dims, self._program(key)))
-        return priced_as_measured(measured, key, spec, self.dims, self.prices.slowdown, beside)
 
     def _attention_dims(self, number: int) -> ServingDims:
         """Sizes with the format of the weights of an attention's first layer: its kernels of keys absorb some."""

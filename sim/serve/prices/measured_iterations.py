@@ -12,6 +12,7 @@ on the GPU without their launches (profiler/core/hooks/timings.py: `cuda_time_us
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import sixteen_bit
@@ -27,7 +28,7 @@ from sim.prices.reference_gpu import reference_gpu
 from sim.prices.serving_parts import SPLIT, MeasuredParts, measured_parts, model_key
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.load import Load
-from sim.serve.prices.operator_prices import PricedProgram
+from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -96,12 +97,42 @@ def attention_s(measured: MeasuredParts, load: Load) -> float:
     return seconds + beyond * max(0.0, measured.joint(load.prefills, n, longest) - seconds)
 
 
-def program_beside(measured: MeasuredParts, key: Key, spec: LayerSpec, d: ServingDims, program: Program) -> Program:
-    """What of a part's program no measured kernel is: messages between ranks, and experts that no rank has whole."""
-    if not measured.kernels_alone:
-        return ()
+def priced_as_measured(
+    measured: MeasuredParts,
+    key: Key,
+    spec: LayerSpec,
+    d: ServingDims,
+    prices: OperatorPrices,
+    program: Callable[[Key], Program],
+) -> PricedProgram:
+    """Price a part by a real engine's measured parts, which hold the embedding in those of the model's layers, and what
+    of its `program` was not measured as everywhere. `spec`: the layer, for a layer's parts."""
+    seconds, part = 0.0, _experts(measured, spec, d) if key.work in (Work.LAYER, Work.ROUTED) else ""
+    if key.work is Work.PREFILL:
+        seconds = measured.seconds("prefill", key.a, key.b) * key.c
+    elif key.work is Work.DECODE and key.c > 1:
+        seconds = measured.check(key.a, key.b, key.c)
+    elif key.work is Work.DECODE:
+        seconds = measured.seconds("decode", key.a, key.b)
+    elif key.work is Work.HEAD:
+        seconds = measured.head(key.a)
+    elif key.work is Work.LAYER:
+        seconds = measured.rest(key.a) / d.model.layers
+    if part and isinstance(spec.mlp, Experts):
+        rows, chosen = fullest_rank(spec.mlp.moe, key.a, d.ep, d.eplb)
+        seconds += measured.seconds(part, rows / spec.mlp.moe.top_k, chosen)
+    seconds *= prices.slowdown
+    shares = {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds}
+    if not measured.kernels_alone or key.work in (Work.PREFILL, Work.DECODE):
+        return PricedProgram(seconds, 0.0, shares)
+    beside = prices.priced(_not_measured(key, spec, d, program(key), part))
+    return PricedProgram(seconds + beside.seconds, beside.comm_s, {**shares, **beside.shares})
+
+
+def _not_measured(key: Key, spec: LayerSpec, d: ServingDims, program: Program, part: str) -> Program:
+    """What of a part's program no measured kernel is: messages between ranks, and experts if no `part` has them."""
     messages = tuple([item for item in program if not isinstance(item, Compute)])
-    if not isinstance(spec.mlp, Experts) or _experts(measured, spec, d):
+    if part or not isinstance(spec.mlp, Experts):
         return messages
     if key.work is Work.LAYER:
         own = [item for item in spec.mlp.serve(spec.mlp_dims(d), key.a) if isinstance(item, Compute)]
@@ -113,28 +144,3 @@ def _experts(measured: MeasuredParts, spec: LayerSpec, d: ServingDims) -> str:
     """The measured part that a layer's experts are, whole or split as on this rank; empty if there is none."""
     part = "experts" if d.expert_tp == 1 else SPLIT if d.expert_tp == d.tp else ""
     return part if part in measured.points and isinstance(spec.mlp, Experts) else ""
-
-
-def priced_as_measured(
-    measured: MeasuredParts, key: Key, spec: LayerSpec, d: ServingDims, slowdown: float, beside: PricedProgram
-) -> PricedProgram:
-    """Price a part by a real engine's measured parts, which hold the embedding in those of the model's layers, and by
-    what is priced `beside` them; `slowdown`: how many times as long this rank takes."""
-    seconds = 0.0
-    if key.work is Work.PREFILL:
-        seconds = measured.core("prefill", key.a, key.a + key.b) * key.c
-    elif key.work is Work.DECODE and key.c > 1:
-        seconds = measured.check(key.a, key.b, key.c)
-    elif key.work is Work.DECODE:
-        seconds = measured.core("decode", key.a, key.b)
-    elif key.work is Work.HEAD:
-        seconds = measured.head(key.a)
-    elif key.work is Work.LAYER:
-        seconds = measured.rest(key.a) / d.model.layers
-    part = _experts(measured, spec, d) if key.work in (Work.LAYER, Work.ROUTED) else ""
-    if part and isinstance(spec.mlp, Experts):
-        rows, chosen = fullest_rank(spec.mlp.moe, key.a, d.ep, d.eplb)
-        seconds += measured.seconds(part, rows / spec.mlp.moe.top_k, chosen)
-    seconds *= slowdown
-    shares = {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds, **beside.shares}
-    return PricedProgram(seconds + beside.seconds, beside.comm_s, shares)

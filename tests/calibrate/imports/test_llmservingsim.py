@@ -186,6 +186,15 @@ def test_an_iteration_takes_the_sum_of_what_was_measured(costs: IterationCosts, 
     assert costs.device_seconds(load)[0] == pytest.approx(sum_s(load), rel=1e-3)
 
 
+def test_eager_launches_lengthen_an_iteration_and_not_its_kernels(dense: Path) -> None:
+    """Bundles are timed eagerly, but on the GPU: what launches add depends on the scenario's engine alone."""
+    load, profile = decodes(8, 128), profile_of(dense)
+    graphs, eager = (iteration_costs(scenario_of(dense, cuda_graphs=on), profile) for on in (True, False))
+    assert eager.device_seconds(load) == graphs.device_seconds(load)
+    assert graphs.stage_seconds(load) == graphs.device_seconds(load)
+    assert eager.stage_seconds(load)[0] > eager.device_seconds(load)[0]
+
+
 def test_prompts_that_attend_together_take_as_long_as_one_chunk_with_as_many_keys(costs: IterationCosts) -> None:
     """Two chunks of 512 tokens behind 2304 and 1792 tokens see what one of 1024 sees behind 1792."""
     together = Load(1024, 0, 0, ((512, 2816, 1), (512, 2304, 1)), 2)
