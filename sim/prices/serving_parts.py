@@ -23,6 +23,7 @@ chunk alone they are a power, for its attention grows with its square (`NestedGr
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -190,18 +191,27 @@ class MeasuredParts(Struct):
 
 def measured_parts(profile: Profile, m: ModelConfig, tp: int = 1, variant: str = "") -> MeasuredParts | None:
     """Return the profile's parts for this model on `tp` ranks; None if one is missing."""
-    found: dict[str, Points] = {}
-    start = f"{model_key(m, tp, variant)} | "
-    # Whole experts are the same kernels on any number of ranks.
-    whole = f"{model_key(m, 1, variant)} | experts "
-    for block in profile.blocks:
-        own = block.key.startswith(start)
-        if not own and not block.key.startswith(whole):
-            continue
-        if (match := _KEY.fullmatch(block.key.partition(" | ")[2])) is not None:
-            part = SPLIT if own and tp > 1 and match[1] == "experts" else match[1]
-            sizes = tuple([int(size.partition("=")[2]) for size in match[2].split()])
-            found.setdefault(part, {})[sizes[: len(FORMS.get(part, _ATTENTION).order)]] = block.seconds
+    models = measured_models(profile)
+    found = dict(models.get(model_key(m, tp, variant), {}))
+    if tp > 1:
+        if "experts" in found:
+            found[SPLIT] = found.pop("experts")
+        # Whole experts are the same kernels on any number of ranks.
+        found |= {k: v for k, v in models.get(model_key(m, 1, variant), {}).items() if k == "experts"}
     # With a missing part an iteration would be half measured and half modelled.
     complete = {"prefill", "decode"} <= found.keys() and ("dense" in found or {"rest", "engine"} <= found.keys())
     return MeasuredParts(found) if complete else None
+
+
+@lru_cache(maxsize=4)
+def measured_models(profile: Profile) -> dict[str, dict[str, Points]]:
+    """Return the measured parts of all models, layouts and formats of a profile, by `model_key`."""
+    models: dict[str, dict[str, Points]] = {}
+    for block in profile.blocks:
+        model, _, named = block.key.partition(" | ")
+        if not model.startswith("serve ") or (match := _KEY.fullmatch(named)) is None:
+            continue
+        sizes = tuple([int(size[2:]) for size in match[2].split()])
+        part = models.setdefault(model, {}).setdefault(match[1], {})
+        part[sizes[: len(FORMS.get(match[1], _ATTENTION).order)]] = block.seconds
+    return models

@@ -25,7 +25,7 @@ from sim.models.serving.operators import ServingDims
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
 from sim.prices.reference_gpu import reference_gpu
-from sim.prices.serving_parts import SPLIT, MeasuredParts, measured_parts, model_key
+from sim.prices.serving_parts import SPLIT, MeasuredParts, measured_models, measured_parts, model_key
 from sim.serve.prices.iteration_parts import Key, Work
 from sim.serve.prices.load import Load
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
@@ -33,8 +33,6 @@ from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from topology.spec import GpuSpec
-
-SERVED = "serve "  # how keys of measured parts begin
 
 
 def variant_of(scenario: Scenario) -> str:
@@ -69,7 +67,7 @@ def _same_gpu(profile: Profile, gpu: GpuSpec) -> bool:
 
 def not_measured(scenario: Scenario, profile: Profile) -> list[str]:
     """Say that a profile has measured iterations, but none of the scenario's; nothing if it has none at all."""
-    measured = sorted({key.partition(" | ")[0] for key, *_ in profile.blocks if key.startswith(SERVED)})
+    measured = sorted(measured_models(profile))
     tp, variant = scenario.parallelism.tp, variant_of(scenario)
     found = f"{model_key(scenario.model, tp, variant)} on {scenario.parallelism.ranks} of {scenario.cluster.gpu.name}"
     on = f" on {profile.reference}" if profile.reference else ""
