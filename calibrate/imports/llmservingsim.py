@@ -42,7 +42,7 @@ from sim.prices.profile import BlockPoint
 from sim.prices.serving_parts import MeasuredParts, Points, part_key
 from topology.node_parts import gpu_by_name
 
-SOURCE = "LLMServingSim 2's profiler"
+SOURCE = "bundles of LLMServingSim 2's profiler (github.com/casys-kaist/LLMServingSim, MIT)"
 META = "meta.yaml"
 VARIANT = re.compile(r"(bf16|fp16)(-kv\w+)?")
 _TP = re.compile(r"tp([1-9]\d*)")
