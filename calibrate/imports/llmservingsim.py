@@ -39,7 +39,7 @@ from sim.inputs.yaml_input import parse_yaml
 from sim.models.layers import layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.prices.profile import BlockPoint
-from sim.prices.serving_parts import MeasuredParts, Points, part_key
+from sim.prices.serving_parts import MeasuredParts, Points, model_key, part_key
 from topology.node_parts import gpu_by_name
 
 SOURCE = "bundles of LLMServingSim 2's profiler (github.com/casys-kaist/LLMServingSim, MIT)"
@@ -78,40 +78,58 @@ def read(paths: Sequence[Path], gpu: str) -> Imported:
     if len(set(gpus.values())) > 1:
         each = "; ".join(f"{folder}: {name}" for folder, name in gpus.items())
         raise InputError(f"bundles of several GPUs ({each}); a profile is of one, so import each by itself")
-    blocks = dict[str, BlockPoint]()
-    covered, skipped = list[str](), list[str]()
-    estimated = ["messages between ranks; what the engine's host adds; kernels of drafts and of LoRA adapters"]
+    said = _Said([], ["messages between ranks; the engine's host; kernels of drafts and of LoRA adapters"], [])
+    served: dict[str, Path] = {}
+    blocks = list[BlockPoint]()
     for bundle in bundles:
         if VARIANT.fullmatch(bundle.variant) is None:
-            skipped.append(f"{bundle.folder}: variant {bundle.variant}; weights in 16 bits are read")
+            said.skipped.append(f"{bundle.folder}: variant {bundle.variant}; weights in 16 bits are read")
             continue
         model = _model(bundle)
         for tp, folder in _degrees(bundle.folder):
+            key = model_key(model, tp, bundle.variant)
+            if key in served:
+                raise InputError(f"{folder}: measures the same sizes as {served[key]}; name one of them")
+            served[key] = folder
             parts = _parts(bundle, model, folder)
-            for part, points in parts.items():
-                for sizes, seconds in points.items():
-                    key = part_key(model, part, *sizes, tp=tp, variant=bundle.variant)
-                    blocks[key] = BlockPoint(key, "forward", 0, seconds, 0.0)
-            points_of = ", ".join(f"{part} {len(points):,}" for part, points in parts.items())
-            covered.append(f"{bundle.model} in {bundle.variant}, tp {tp}, vLLM {bundle.vllm}: {points_of} points")
-            if model.moe is not None and "experts" not in parts:
-                whole = "" if tp == 1 else " that ranks split; whole ones are those of tp 1, if these were measured"
-                estimated.append(f"{bundle.model}, tp {tp}: experts{whole}")
-            if not bundle.unequal and (folder / "skew_fit.csv").is_file():
-                skipped.append(f"{folder / 'skew_fit.csv'}: disabled in {META} (skew_fit.enabled)")
+            blocks += _blocks(parts, model, tp, bundle.variant)
+            said.of_parts(bundle, tp, folder, parts, model.moe is not None)
     if not blocks:
-        raise InputError(f"{paths[0]}: nothing to import: {'; '.join(skipped)}")
-    engines = ", ".join(sorted({bundle.vllm for bundle in bundles}))
-    found = next(iter(gpus.values()))
+        raise InputError(f"{paths[0]}: nothing to import: {'; '.join(said.skipped)}")
     return Imported(
         SOURCE,
-        blocks=tuple(blocks.values()),
-        gpu=found,
-        software={"vllm": engines},
-        covered=tuple(covered),
-        estimated=tuple(estimated),
-        skipped=tuple(skipped),
+        blocks=tuple(blocks),
+        gpu=next(iter(gpus.values())),
+        software={"vllm": ", ".join(sorted({bundle.vllm for bundle in bundles}))},
+        covered=tuple(said.covered),
+        estimated=tuple(said.estimated),
+        skipped=tuple(said.skipped),
     )
+
+
+class _Said(NamedTuple):
+    """Sentences of `Imported`."""
+
+    covered: list[str]
+    estimated: list[str]
+    skipped: list[str]
+
+    def of_parts(self, bundle: Bundle, tp: int, folder: Path, parts: Mapping[str, Points], moe: bool) -> None:
+        """Add what one tensor-parallel degree of a bundle covers and what it leaves."""
+        what, points = f"{bundle.model}, tp {tp}", ", ".join(f"{part} {len(p):,}" for part, p in parts.items())
+        self.covered.append(f"{what}, {bundle.variant}, vLLM {bundle.vllm}: {points} points")
+        if moe and "experts" not in parts:
+            whole = "" if tp == 1 else " that ranks split; whole ones are those of tp 1, if these were measured"
+            self.estimated.append(f"{what}: experts{whole}")
+        if not bundle.unequal and (folder / "skew_fit.csv").is_file():
+            self.skipped.append(f"{folder / 'skew_fit.csv'}: disabled in {META} (skew_fit.enabled)")
+
+
+def _blocks(parts: Mapping[str, Points], model: ModelConfig, tp: int, variant: str) -> Iterator[BlockPoint]:
+    for part, points in parts.items():
+        for sizes, seconds in points.items():
+            key = part_key(model, part, *sizes, tp=tp, variant=variant)
+            yield BlockPoint(key, "forward", 0, seconds, 0.0)
 
 
 def _metas(path: Path) -> list[Path]:

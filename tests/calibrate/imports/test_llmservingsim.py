@@ -19,6 +19,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.iteration_parts import Key, Work
+from sim.serve.prices.iteration_shares import loads_of, priced_together
 from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving
 
@@ -242,6 +243,16 @@ def test_steps_of_a_run_take_as_long_as_one_by_one(tmp_path: Path) -> None:
     assert each == sorted(each)
 
 
+@pytest.mark.parametrize("unequal", [False, True], ids=["equal", "unequal"])
+def test_what_takes_how_long_adds_up_to_the_iterations(tmp_path: Path, unequal: bool) -> None:
+    folder = write_bundle(tmp_path / "bundle", unequal=unequal)
+    requests = {"prompt_len": 64, "output_len": 30, "count": 24, "rate_per_s": 20, "range_ratio": 0.5, "seed": 1}
+    served = simulate_serving(scenario_of(folder, requests=requests), profile_of(folder))
+    computed = loads_of(i for replica in served.replicas for i in replica.iterations)
+    whole_s = sum(served.costs.stage_seconds(load)[0] * times for load, times in computed)
+    assert sum(priced_together(served.costs, computed).shares.values()) == pytest.approx(whole_s, rel=0.01)
+
+
 def test_a_table_that_is_switched_off_changes_nothing(dense: Path) -> None:
     assert not any(" | unequal " in block.key for block in read([dense], "").blocks)
     assert any("skew_fit.csv: disabled" in said for said in read([dense], "").skipped)
@@ -297,7 +308,7 @@ def test_what_was_not_measured_is_estimated_and_said(dense: Path, changes: dict[
 def test_a_bundle_says_what_it_covers(dense: Path) -> None:
     found = read([dense.parent], "")
     assert (found.gpu, found.software["vllm"], len(found.covered)) == ("rtx4090", "0.19.0", 2)
-    assert "own/small in bf16, tp 1, vLLM 0.19.0: dense 9" in found.covered[0]
+    assert "own/small, tp 1, bf16, vLLM 0.19.0: dense 9" in found.covered[0]
 
 
 WRONG: dict[str, tuple[str, str, str, str]] = {
@@ -312,7 +323,6 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
     "cells": ("tp1/dense.csv", "embedding,2,", "embedding,2,2,", r"dense.csv:3: found 4 cells; allowed: 3"),
     "layer": ("tp1/dense.csv", "embedding,2,", "embeding,2,", r"dense.csv:3: layer: found 'embeding'; allowed: embed"),
     "column": ("tp1/attention.csv", "kv_prefill", "prefill_key", r"attention.csv:1: found columns .*prefill_key"),
-    "lacks a layer": ("tp1/per_sequence.csv", "sampler", "lm_head", r"per_sequence.csv:\d+: is there twice"),
     "neither": ("tp1/attention.csv", "0,0,1,16,", "0,0,0,16,", r"attention.csv:2: prefill_chunk and n_decode"),
 }
 
@@ -327,11 +337,25 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, file: str, old: str
         read([tmp_path / "bundle"], "")
 
 
+def test_a_layer_without_rows_is_named(tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "bundle") / "tp1" / "dense.csv"
+    path.write_text("".join(row for row in path.read_text().splitlines(True) if not row.startswith("o_proj")))
+    with pytest.raises(InputError, match=r"dense.csv: has no row of layer o_proj; wanted: act_fn, "):
+        read([tmp_path / "bundle"], "")
+
+
 def test_bundles_of_two_gpus_are_two_profiles(tmp_path: Path) -> None:
     for name, gpu in (("a", "NVIDIA H100 80GB HBM3"), ("b", META["gpu"])):
         meta = write_bundle(tmp_path / name) / "meta.yaml"
         meta.write_text(meta.read_text().replace(META["gpu"], gpu))
     with pytest.raises(InputError, match="bundles of several GPUs"):
+        read([tmp_path], "")
+
+
+def test_a_model_that_was_measured_twice_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_bundle(tmp_path / name)
+    with pytest.raises(InputError, match=r"b/tp1: measures the same sizes as .*a/tp1"):
         read([tmp_path], "")
 
 
