@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from sim.core.errors import InputError
 from sim.prices.nested_grid import NestedGrid
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ class MeasuredParts(Struct):
         if self.rates is None:
             rows = Points()
             for (prompt, n, longer, most, least), seconds in self.points["unequal"].items():
+                if not 0 < longer < n:
+                    continue  # all are alike
                 mean = (longer * most + (n - longer) * least) / n
                 at_mean, at_most = (
                     self.seconds("mixed", prompt, 0, n, kv) if prompt else self.seconds("decode", n, kv)
@@ -211,7 +214,10 @@ def measured_models(profile: Profile) -> dict[str, dict[str, Points]]:
         model, _, named = block.key.partition(" | ")
         if not model.startswith("serve ") or (match := _KEY.fullmatch(named)) is None:
             continue
-        sizes = tuple([int(size[2:]) for size in match[2].split()])
+        sizes, wanted = match[2].split(), len(FORMS.get(match[1], _ATTENTION).order)
+        if len(sizes) < wanted:
+            where = f"profile {profile.name!r}: blocks: {match[1]}"
+            raise InputError(f"{where}: found {len(sizes)} sizes ({match[2].strip()}); allowed: {wanted}")
         part = models.setdefault(model, {}).setdefault(match[1], {})
-        part[sizes[: len(FORMS.get(match[1], _ATTENTION).order)]] = block.seconds
+        part[tuple([int(size[2:]) for size in sizes[:wanted]])] = block.seconds
     return models

@@ -305,6 +305,14 @@ def test_what_was_not_measured_is_estimated_and_said(dense: Path, changes: dict[
     assert any("iterations that were measured on rtx4090" in said for said in served.result["warnings"])
 
 
+def test_a_part_that_lacks_a_size_is_named(dense: Path) -> None:
+    profile = profile_of(dense)
+    block = next(b for b in profile.blocks if " | mixed " in b.key)
+    wrong = Profile("own", "", blocks=(*profile.blocks, block._replace(key=block.key.rpartition(" ")[0])))
+    with pytest.raises(InputError, match=r"profile 'own': blocks: mixed: found 3 sizes \(a=.*\); allowed: 4"):
+        iteration_costs(scenario_of(dense), wrong)
+
+
 def test_a_bundle_says_what_it_covers(dense: Path) -> None:
     found = read([dense.parent], "")
     assert (found.gpu, found.software["vllm"], len(found.covered)) == ("rtx4090", "0.19.0", 2)
