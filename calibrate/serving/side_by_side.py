@@ -137,7 +137,7 @@ def measured_blocks(m: ModelConfig, tp: int, samples: Samples, engine_s: float) 
     for (part, a, b), values in samples.items():
         mean = statistics.mean(values)
         spread = statistics.median(abs(v - mean) for v in values) / mean
-        blocks.append(BlockPoint(part_key(m, part, a, b, tp), "forward", 0, mean, spread))
+        blocks.append(BlockPoint(part_key(m, part, a, b, tp=tp), "forward", 0, mean, spread))
     return tuple(blocks)
 
 

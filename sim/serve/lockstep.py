@@ -50,6 +50,14 @@ class Lockstep(Struct):
         """Tokens that the members' next tokens see, themselves included."""
         return self.bases + len(self.members) * (self.step + 1)
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The fewest and the most tokens that a member's next token sees, itself included."""
+        if not self.members:
+            return 0, 0
+        bases = self.members.values()
+        return min(bases) + self.step + 1, max(bases) + self.step + 1
+
     def schedule(self, now_s: float) -> Batch | None:
         """The next iteration: every member's token (which are no pieces), and the pieces of others; or prompts alone.
         None, and no piece made, where the scheduler has to look at everybody."""

@@ -27,7 +27,7 @@ from sim.models.serving.operators import ServingDims, embedding_tokens, head_sam
 from sim.prices.coefficients import PriceOptions
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.serving_parts import MeasuredParts, measured_parts
+from sim.prices.serving_parts import MeasuredParts
 from sim.prices.shared_cores import costs_of
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
@@ -36,7 +36,7 @@ from sim.serve.prices.host import Host, host_of, with_draft
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
-from sim.serve.prices.measured_iterations import priced_as_measured
+from sim.serve.prices.measured_iterations import attention_s, measured_for, priced_as_measured
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram, operator_prices_of
 from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, launched_pieces, stages_of
 from sim.serve.prices.tiled_attention import slides, tiled, tiled_attentions
@@ -195,12 +195,17 @@ class IterationCosts(Struct):
             seconds += self.tokens_s(Work.HEAD, samples)
         return seconds
 
-    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
-        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all;
-        nothing is drafted in a run."""
-        if self.afd is not None:
-            seen = range(first_kv, first_kv + decodes * steps, decodes)
-            return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
+    @property
+    def tells_lengths(self) -> bool:
+        """Whether an iteration's price depends on how unequal its single tokens' caches are."""
+        return self.measured is not None and self.measured.tells_lengths
+
+    def decode_run(self, decodes: int, first_kv: int, steps: int, lengths: tuple[int, int] = (0, 0)) -> list[float]:
+        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all,
+        between the two `lengths` each; nothing is drafted in a run."""
+        if self.afd is not None or self.tells_lengths:
+            load = Load(decodes, decodes, first_kv, (), decodes, lengths=lengths)
+            return [self.stage_seconds(load.later(n))[0] for n in range(steps)]
         own = ceil_div(decodes, self.dims.cp)
         base, alone = self._without_attention_s(own, own, False)[0], Work.DECODE
         seconds: list[float] = []
@@ -237,7 +242,8 @@ class IterationCosts(Struct):
         """Seconds of so many tokens, between the kept sizes around them."""
         found = self.interpolated_s.get((work, spec, tokens, adapters))
         if found is None:
-            low, high, share = sizes_around(tokens)
+            # Measured sizes are closer to each other, and time jumps between them.
+            low, high, share = (tokens, tokens, 0.0) if self.measured is not None else sizes_around(tokens)
             found = self._kept_s(work, spec, low, adapters)
             if share:
                 found += share * (self._kept_s(work, spec, high, adapters) - found)
@@ -252,6 +258,10 @@ class IterationCosts(Struct):
         return found
 
     def attention_s(self, load: Load, spec: int) -> float:
+        """Seconds of a layer's attention."""
+        if self.attends_jointly(load):
+            assert self.measured is not None
+            return attention_s(self.measured, load) * self.prices.slowdown
         seconds = 0.0
         for tokens, cached, equal, part in prefill_parts(load.prefills):
             seconds += part * self._chunk_s(spec, tokens, cached, equal)
@@ -261,6 +271,13 @@ class IterationCosts(Struct):
             first, slope = self._decode_line(work, spec, load.decodes, low, load.queries)
             seconds += first + slope * (mean - LENGTHS[low])
         return seconds
+
+    def attends_jointly(self, load: Load) -> bool:
+        """Whether attention of all prompts and single tokens of such an iteration was measured together."""
+        measured = self.measured
+        if measured is None or not measured.mixes or load.queries > 1:
+            return False
+        return load.prompts or measured.tells_lengths
 
     def _chunk_s(self, spec: int, tokens: int, cached: int, equal: int) -> float:
         """Attention of a prompt chunk behind `cached` tokens, one of `equal`, between the kept sizes around it: linear
@@ -305,7 +322,8 @@ class IterationCosts(Struct):
         found = self.priced_programs.get(key)
         if found is None:
             if self.measured is not None and key.work is not Work.ADAPTERS:
-                found = priced_as_measured(self.measured, key, self.dims.model.layers, self.prices.slowdown)
+                spec = self.specs[key.spec]
+                found = priced_as_measured(self.measured, key, spec, self.dims, self.prices, self._program)
             elif key.work is Work.TILED:
                 alone = self.priced(key._replace(work=Work.DECODE))
                 found = tiled(key, self.attentions[key.spec], self.dims, self.prices, alone)
@@ -353,9 +371,7 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     release = f"{engine.product} {'.'.join(map(str, engine.since))}"
     # Serving libraries run all experts at once.
     costs = costs_of(scenario, profile, PriceOptions(group_launch=False, engine=release))
-    tp = scenario.parallelism.tp
-    measured = measured_parts(profile, scenario.model, tp) if scenario.parallelism.ranks == tp else None
-    measured = measured if inference.attention == "fused" else None  # the measured engine's is fused
+    measured = measured_for(scenario, profile)
     dims = serving_dims(scenario)
     dims = replace(dims, one_kernel=experts_measured(profile, dims))
     specs = specs or served_layers(scenario, dims, lambda own: experts_measured(profile, own))

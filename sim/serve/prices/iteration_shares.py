@@ -30,13 +30,7 @@ Computed = Items[tuple[Load, int]]  # loads, and how often each was computed
 
 def loads_of(iterations: Iterable[Iteration]) -> list[tuple[Load, int]]:
     """What was computed, and how often: the steps of a run all as its middle one."""
-    return [
-        (
-            i.load if i.steps == 1 else replace(i.load, decode_kv=i.load.decode_kv + i.load.decodes * (i.steps // 2)),
-            i.steps,
-        )
-        for i in iterations
-    ]
+    return [(i.load.later(i.steps // 2), i.steps) for i in iterations]
 
 
 def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
@@ -52,6 +46,12 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
         seconds += priced.seconds * times
         comm_s += priced.comm_s * times
         add_all(shares, priced.shares, times)
+    for load, times in own:
+        if costs.attends_jointly(load):
+            each = [costs.attention_s(load, i) for i in range(len(costs.attentions))]
+            attention_s = sum([stage.attention_s(each) for stage in costs.stages]) * times
+            seconds += attention_s
+            add_all(shares, {("attention", "measured", REPEAT_UNCERTAINTY): attention_s})
     hidden_s = sum([hidden_seconds(costs, load) * times for load, times in own])
     if hidden_s:
         seconds, comm_s = seconds - hidden_s, max(0.0, comm_s - max(0.0, hidden_s))
@@ -157,12 +157,12 @@ def _sizes(costs: IterationCosts, loads: Computed) -> _Sizes:
     found = _Sizes(Counter(), Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
     computed = Counter[tuple[int, int, bool]]()  # tokens, those of which experts compute a part, whether with prompts
     for load, times in loads:
-        prompts = bool(load.prefills)
+        prompts, joint = bool(load.prefills), costs.attends_jointly(load)
         computed[load.tokens, load.pooled or load.tokens, prompts] += times
         found.samples[load.samples] += times
-        if prompts:
+        if prompts and not joint:
             found.chunks[load.prefills] += times
-        if load.decodes:
+        if load.decodes and not joint:
             mean = LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)]
             found.decodes[prompts, load.decodes, mean, load.queries] += times
         if load.adapters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.serve.scheduling.sequences import Batch
 
@@ -11,7 +12,8 @@ class Load(Struct, frozen=True):
     """What one iteration computes. `prefills`: (chunk, what its last token sees, how many are alike);
     `decode_kv`: tokens seen by all single tokens together; `queries`: tokens of each of `decodes`, drafted ones among
     them, which see the same cache; `pooled`: tokens of the mean replica among those that share experts, 0 where all
-    have as many as this one; `adapted` of the tokens have a LoRA adapter, one of `adapters`."""
+    have as many as this one; `adapted` of the tokens have a LoRA adapter, one of `adapters`; `lengths`: the fewest and
+    the most tokens that one of `decodes` sees, equal where nobody asks (`IterationCosts.tells_lengths`)."""
 
     tokens: int
     decodes: int = 0
@@ -22,6 +24,15 @@ class Load(Struct, frozen=True):
     pooled: int = 0
     adapted: int = 0
     adapters: int = 0
+    lengths: tuple[int, int] = (0, 0)
+
+    def later(self, steps: int) -> Load:
+        """The same so many iterations later, in each of which all single tokens were joined by one."""
+        if not steps:
+            return self
+        fewest, most = self.lengths
+        kv = self.decode_kv + self.decodes * steps
+        return replace(self, decode_kv=kv, lengths=(fewest + steps, most + steps) if most else self.lengths)
 
     @property
     def prompts(self) -> bool:
@@ -37,8 +48,9 @@ class Load(Struct, frozen=True):
         return count
 
 
-def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
-    """What an iteration computes, alike prompt chunks together; `members` more single tokens see `seen` in all."""
+def load_of(batch: Batch, members: int = 0, seen: int = 0, lengths: tuple[int, int] | None = None) -> Load:
+    """What an iteration computes, alike prompt chunks together; `members` more single tokens see `seen` in all, between
+    the two `lengths` each. Where these are None, nobody asks for them."""
     chunks: dict[tuple[int, int], int] = {}
     decodes = samples = members
     tokens = members + batch.padding
@@ -59,5 +71,9 @@ def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
         else:
             size = count, sequence.computed + count
             chunks[size] = chunks.get(size, 0) + 1
+    if lengths is not None:
+        own = [x.computed + count for x, count, _, drafted in batch.pieces if count == 1 or drafted]
+        own += lengths if members else ()
+        lengths = (min(own), max(own)) if own else None
     prefills = tuple([(q, kv, n) for (q, kv), n in chunks.items()])
-    return Load(tokens, decodes, decode_kv, prefills, samples, queries, 0, adapted, len(adapters))
+    return Load(tokens, decodes, decode_kv, prefills, samples, queries, 0, adapted, len(adapters), lengths or (0, 0))

@@ -104,7 +104,7 @@ class Worker:
         if lockstep is None or batch is None:
             return self._looking_at_all(now)
         n = 0 if batch.prompts_alone else len(lockstep.members)
-        load = load_of(batch, n, lockstep.seen)
+        load = load_of(batch, n, lockstep.seen, lockstep.lengths if self.costs.tells_lengths else None)
         return self._work(batch, load, True, now) if load.tokens else None
 
     def _work(self, batch: Batch, load: Load, together: bool, now: float, group: Group | None = None) -> Work:
@@ -126,7 +126,8 @@ class Worker:
             self.lockstep.settle()
         batch = self.scheduler.schedule(now)
         if batch.pieces:
-            return self._work(batch, load_of(batch), False, now)
+            lengths = (0, 0) if self.costs.tells_lengths else None
+            return self._work(batch, load_of(batch, lengths=lengths), False, now)
         if self.lockstep is not None:
             self.lockstep.look_again()
         return None
@@ -190,9 +191,10 @@ class Worker:
         assert self.lockstep is not None
         self.scheduler.known = len(self.scheduler.waiting)
         n, kv = len(self.lockstep.members), self.lockstep.seen
+        lengths = self.lockstep.lengths if self.costs.tells_lengths else (0, 0)
         if until_s < math.inf and self.step_s > 0:
             steps = min(steps, 2 + int((until_s - now) / self.step_s))
-        seconds = self.costs.decode_run(n, kv, min(steps, LONGEST_RUN))
+        seconds = self.costs.decode_run(n, kv, min(steps, LONGEST_RUN), lengths)
         seconds[0] += now
         return list(accumulate(seconds))  # one after another, as a clock adds
 
@@ -202,7 +204,8 @@ class Worker:
         n, kv = len(self.lockstep.members), self.lockstep.seen
         steps = min(len(ends), bisect_left(ends, until_s) + 1)
         end_s = ends[steps - 1]
-        self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
+        lengths = self.lockstep.lengths if self.costs.tells_lengths else (0, 0)
+        self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n, lengths=lengths), steps))
         self.step_s, self.idle = (end_s - now) / steps, False
         mean = self.lockstep.mean_occupancy(steps)
         for at_s in (now, end_s):

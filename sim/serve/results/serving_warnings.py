@@ -13,11 +13,13 @@ from sim.inputs.serving_formats import is_published
 from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
+from sim.serve.prices.measured_iterations import not_measured
 from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
 from sim.serve.scheduling.sequences import Sequence
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from sim.prices.profile import Profile
     from sim.serve.prices.costs import IterationCosts
     from sim.serve.replicas.pools import Pool
     from sim.serve.replicas.replica import Replica
@@ -38,6 +40,8 @@ class Served(Protocol):
     def refused(self) -> int: ...
     @property
     def costs(self) -> IterationCosts: ...
+    @property
+    def profile(self) -> Profile: ...
     @property
     def replicas(self) -> tuple[Replica, ...]: ...
     @property
@@ -90,6 +94,7 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
     out, inference = [], sim.scenario.for_serving
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
+    out += not_measured(sim.scenario, sim.profile) if sim.costs.measured is None else []
     out += [*_whole_prompts(sim), *_too_long(sim), *_beyond_positions(sim)]
     waiting = waiting_at_last_arrival(sim.sequences)
     if fits and waiting > OVERLOADED * len(sim.sequences):
