@@ -5,8 +5,8 @@ outputs are sim/presets/kernels/GPU.safetensors and sim/presets/profiles/NAME.js
 figures that are in no table.
 
 A kernel file keeps its tables without a source: those of TensorRT-LLM 1.3.0rc20 and, on an A100, vLLM 0.14 and
-TensorRT-LLM 1.0, of an earlier state of the same database. Of each engine's tables the newest release is added, but not matmuls
-in 16 bits, which all engines leave to cuBLAS, nor TensorRT-LLM's where a table without a source has them already.
+TensorRT-LLM 1.0, of an earlier state of the same database. Of each engine's tables the newest release is added, but not
+matmuls in 16 bits, which all engines leave to cuBLAS, nor TensorRT-LLM's where a table without a source has them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def sustained(
                 moved = size * scale * (1 + offset / ranks) / speed
                 points[size] = float(f"{moved + hop_s * scale * (ranks + offset) + fixed_s:.4g}")
         size, seconds = zip(*sorted(points.items()), strict=True)
-        out.append({**table, "bytes": size, "seconds": seconds})
+        out.append(table | {"bytes": list(size), "seconds": list(seconds)})
     return out
 
 

@@ -375,8 +375,8 @@ def thinned(table: MeasuredTable, runs: int) -> MeasuredTable:
 
 
 def _reduces(file: Path, source: str) -> Iterator[CollectiveTable]:
-    """An engine's own all-reduces, as CUDA graphs replay them; TensorRT-LLM's were measured in no other way. A folder of
-    another engine may hold a copy of TensorRT-LLM's."""
+    """An engine's own all-reduces, as CUDA graphs replay them; TensorRT-LLM's were measured in no other way. A folder
+    of another engine may hold a copy of TensorRT-LLM's."""
     rows = _columns(file)
     kernels = [str(kernel).lower() for kernel in rows["kernel_source"]]
     engine = next(short for short, name in BACKENDS.items() if name == source.partition(" ")[0])
