@@ -379,6 +379,11 @@ class Costs:
         off = sum(cost.seconds * cost.uncertainty for cost in costs) / seconds  # kernels of one kind err alike
         return Cost(seconds, longest.source, off)
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Return whose kernels priced each kind of operator until now."""
+        return self._points.used
+
     def knows(self, op: Compute) -> bool:
         """Tell whether there are points of exactly this operator's kernel."""
         return self._points.knows(op)

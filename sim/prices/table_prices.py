@@ -81,6 +81,7 @@ class TablePrices:
             self._stored.setdefault((op, dtype), []).append(source)
         self._ops = {op for op, _ in (*self._raw, *self._stored)}
         self._tables: dict[tuple[str, str], Table] = {}
+        self.used: dict[str, str] = {}  # by operator and format: whose kernels priced it
 
     @property
     def attention_kernels(self) -> set[str]:
@@ -113,12 +114,20 @@ class TablePrices:
                 continue
             found.append(cost)
             table = self._table(via.op, op.dtype, op.kind)
+            if op.kind in COUNTED and len(found) == 1 and table is not None:
+                self._note(op, table, cost)
             own = via.exact and op.kind in MEMORY_BOUND and cost.source != "roofline"
             if own and table is not None and cost.seconds > SHOWN_FROM * float(table.seconds.min()):
                 break
             if op.kind in COUNTED and op.kernel and via.op == f"{op.kind}:{op.kernel}":
                 break  # others say nothing that this kernel's own points do not
         return found
+
+    def _note(self, op: Compute, table: Table, cost: Cost) -> None:
+        """Note whose kernels priced an operator; measured points count before those between them."""
+        place = {"measured": "at its points", "interpolated": "between points"}.get(cost.source, "beyond its points")
+        known = ", ".join(filter(None, (table.kernels, table.source))) or "the profile's tables"
+        self.used[f"{op.kind} {op.kernel or op.dtype}"] = f"{known} on {table.device.name}, {place}"
 
     def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
         """Return the measured or interpolated cost of one kernel; None if the table has no point near it."""

@@ -112,6 +112,8 @@ class Provenance(Record, frozen=True):
 
     `priced_by_bytes`: of a captured program alone, launches a micro-batch of operators that nobody knows.
     `of_other_gpus`: of a cluster with several kinds of GPUs, the profiles of the less usual ones, by the GPU's name.
+    `kernels`: of a served model, by operator and format, the measured kernels that priced it: what the engine calls
+    them, its release, the GPU.
     """
 
     profile: str
@@ -121,6 +123,7 @@ class Provenance(Record, frozen=True):
     shares: Mapping[str, float]
     priced_by_bytes: Mapping[str, int] | None = None
     of_other_gpus: Mapping[str, str] | None = None
+    kernels: Mapping[str, str] | None = None
 
 
 class Engine(Record, frozen=True, kw_only=True):

@@ -227,4 +227,6 @@ def _provenance_words(result: Result) -> list[str]:
     hardware = ", ".join(str(v) for v in source.hardware.values() if v)
     # a page is simulated in more detail than the summary, so its tasks are said to be the timeline's
     took = f"timeline of {counted(engine.tasks, 'task')}, simulated in {seconds(engine.wall_s)} ({engine.path})"
-    return [words for words in (source.date, hardware, f"operator times: {shares}" if shares else "", took) if words]
+    kernels = [f"{operator}: {whose}" for operator, whose in (source.kernels or {}).items()]
+    priced = f"operator times: {shares}" if shares else ""
+    return [words for words in (source.date, hardware, priced, *kernels, took) if words]

@@ -232,10 +232,16 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         fits_in_memory=fits and not _too_long(sim),
         fit=fit if fits and not _too_long(sim) else Fit("does not fit", 0.0),
         does_not_start=why_not_started(sim.pools),
-        provenance=provenance(sim.profile, shares),
+        provenance=replace(provenance(sim.profile, shares), kernels=_kernels(sim)),
         warnings=(*lacks_memory(sim), *sim.scenario.warnings, *serving_warnings(sim, fits, shares)),
         engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
     )
+
+
+def _kernels(sim: ServingSimulation) -> dict[str, str] | None:
+    """Whose kernels priced the operators of all pools; None if none was measured."""
+    used = [pool.costs.prices.pricing.costs.kernels for pool in sim.pools]
+    return dict(sorted({name: said for each in used for name, said in each.items()}.items())) or None
 
 
 def _too_long(sim: ServingSimulation) -> bool:

@@ -1,4 +1,4 @@
-"""AIConfigurator's tables: what is read, what is left out and said, and that a profile of them prices what they have."""
+"""AIConfigurator's tables: what is read, what is left out and said, and what a profile of them prices."""
 
 from __future__ import annotations
 
