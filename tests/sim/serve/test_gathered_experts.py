@@ -86,7 +86,7 @@ def test_sglang_sums_up_all_tokens_where_prompts_are_among_them(
     )
     own, others = costs._without_attention_s(64, 1, True)[0], costs._without_attention_s(64, 1, False)[0]
     assert own - others == pytest.approx(prompts - tokens, abs=1e-6)
-    assert (prompts > tokens) == ("all_reduce" in kinds)
+    assert (prompts != tokens) == ("all_reduce" in kinds)  # which may be quicker, in kernels of the engine's own
 
 
 def test_experts_over_some_ranks_and_split_over_others_are_gathered_for_both() -> None:
