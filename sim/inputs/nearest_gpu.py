@@ -55,7 +55,10 @@ def nearest_measured(gpu: GpuSpec, left_out: Collection[str] = ()) -> str:
 
 
 def measured_gpus() -> tuple[str, ...]:
-    """Return the shipped GPUs whose own kernels were measured."""
+    """Return the shipped GPUs whose own kernels were measured and may price other chips.
+
+    AMD's price their own boards only: their tables lack most kinds of kernels, and no chip shares their libraries.
+    """
     return _measured_in(shipped_files.PROFILES)
 
 
@@ -63,7 +66,8 @@ def measured_gpus() -> tuple[str, ...]:
 def _measured_in(folder: Path) -> tuple[str, ...]:
     found = []
     for path in sorted(folder.glob("*.json")):
-        profile = read_json(path) if path.stem in GPUS else None
+        known = path.stem in GPUS and GPUS[path.stem].architecture != "other"
+        profile = read_json(path) if known else None
         if isinstance(profile, dict) and profile.get("kernels") and profile.get("reference") == path.stem:
             found.append(path.stem)
     return tuple(found)
