@@ -12,7 +12,7 @@ multiprocessors are the GPU's own. The choice, in this order:
 Of several it is the one whose share is nearest, or whose whole bandwidth is where multiprocessors are unknown.
 `tools/borrowed_kernels.py` predicts each measured chip by the others: with this rule half of the kernels are within a
 factor of 1.16, with an H100's efficiencies for every chip 1.18, with the median of all other chips 1.22, with the bare
-roofline 2.62. The share was chosen among a few figures by the same errors, so they flatter it a little. All measured
+roofline 2.62. The share was chosen among a few figures by the same errors, so they flatter it a little. All of those
 chips are NVIDIA's.
 """
 
