@@ -142,12 +142,13 @@ def read(paths: Sequence[Path], gpu: str = "") -> Imported:
     the only one, else the first of `MEASURED_ON`.
 
     Raises:
-        InputError: for files that cannot be read, columns that are missing, values that are no numbers, and records of
-            other GPUs only.
+        InputError: for files that cannot be read, columns that are missing, values that are no numbers, and files
+            without a record that prices an operator of this GPU.
     """
     skipped: dict[str, int] = {}
     records = [record for path in paths for file in _files(path) for record in _records(file, skipped, file == path)]
-    wanted = _wanted({_units(record) for record in records}, gpu, ", ".join(map(str, paths)))
+    where = ", ".join(map(str, paths))
+    wanted = _wanted({_units(record) for record in records}, gpu, where)
     gpu = gpu or MEASURED_ON[wanted][0]
     points: list[Point] = []
     for record in records:
@@ -155,7 +156,7 @@ def read(paths: Sequence[Path], gpu: str = "") -> Imported:
             _count(skipped, f"of {_said(_units(record))}")
         elif (point := _point(record, GPUS[gpu], skipped)) is not None:
             points.append(point)
-    return _imported(points, gpu, wanted, skipped)
+    return _imported(points, gpu, wanted, skipped, where)
 
 
 class _Record(NamedTuple):
@@ -243,7 +244,8 @@ def _wanted(known: set[tuple[str, int]], gpu: str, where: str) -> tuple[str, int
             raise InputError(f"{where}: no record of {_said(own)}, which {gpu} has; found those of {found}")
         return own
     if len(shipped) != 1:
-        several = "of several GPUs; choose one with --gpu" if shipped else "of no GPU that is known"
+        names = ", ".join(name for units in shipped for name in MEASURED_ON[units])
+        several = f"of several GPUs; choose one with --gpu ({names})" if shipped else "of no GPU that is known"
         raise InputError(f"{where}: the records are {several}: {found}")
     return shipped[0]
 
@@ -343,7 +345,7 @@ def _count(skipped: dict[str, int], why: str, records: int = 1) -> None:
     skipped[why] = skipped.get(why, 0) + records
 
 
-def _imported(points: list[Point], gpu: str, units: tuple[str, int], skipped: dict[str, int]) -> Imported:
+def _imported(points: list[Point], gpu: str, units: tuple[str, int], skipped: dict[str, int], where: str) -> Imported:
     tables, covered = [], []
     for (op, dtype), own in groupby(sorted(points), key=lambda point: point[:2]):
         best = _without_copies(op, _fastest(own), skipped)
@@ -357,6 +359,8 @@ def _imported(points: list[Point], gpu: str, units: tuple[str, int], skipped: di
         tables.append(MeasuredTable(name, np.array(shapes), np.array(seconds), f"AITER {kernels}".strip()))
         covered.append(f"{op} in {dtype}: {len(best):,} shapes")
     said = [f"{why} ({count:,} records)" if count else why for why, count in sorted(skipped.items())]
+    if not tables:
+        raise InputError(f"{where}: no record prices an operator; skipped: {'; '.join(said)}")
     estimated = ("attention", "memory-bound kernels", "collectives", "launches from the host")
     others = [name for name in MEASURED_ON[units] if name != gpu]
     if others:

@@ -119,6 +119,11 @@ def test_columns_that_are_not_used_and_unknown_kinds_are_named(tmp_path: Path) -
             JOINED.replace("gfx942,304", "gfx942,80").replace("gfx950,256", "gfx942,80"),
             "of no GPU that is known",
         ),
+        (
+            "g.csv",
+            "gfx,cu_num,M,N,K,us,kind\ngfx950,256,1,2,3,4.0,a6w4\n",
+            "g.csv: no record prices an operator; skipped",
+        ),
         ("g.csv.gz", "", "column cu_num or compute_units of a matmul is missing"),
         ("tuned_fmoe.csv", LAYERS.replace(",topk", "") + "1\n", "column topk of an expert layer is missing"),
     ],
