@@ -50,11 +50,13 @@ def _measured(gpu: GpuSpec) -> tuple[str, str]:
     profile = load_profile(name)
     if not profile.kernels:
         return "roofline with coefficients", "closed forms"
+    sizes = sorted({each.ranks for each in profile.collectives}) if name == own else []
+    ops = {each.op for each in profile.collectives}
+    which = "all-reduces measured" if ops == {"all_reduce"} else "measured"
+    groups = f"{which}: {', '.join(map(str, sizes))} GPUs" if sizes else "closed forms"
     if profile.reference != own:
         alike = gpu.same_multiprocessors(GPUS[profile.reference])
-        return f"{'those' if alike else 'efficiencies'} of `{profile.reference}`", "closed forms"
-    sizes = sorted({each.ranks for each in profile.collectives})
-    groups = f"measured: {', '.join(map(str, sizes))} GPUs" if sizes else "closed forms"
+        return f"{'those' if alike else 'efficiencies'} of `{profile.reference}`", groups
     return "measured" if own == gpu.name else f"those of `{own}`", groups
 
 

@@ -163,12 +163,12 @@ def print_steps() -> None:
             continue
         scenario = {**STEP, "cluster": {"gpu": {"preset": gpu.name, "memory_bytes": ENOUGH_BYTES}}}
         read = parse_scenario(scenario)
-        like = GPUS[read.calibration]
+        like = GPUS[load_profile(read.calibration).reference]
         same = "the same multiprocessors" if gpu.same_multiprocessors(like) else "another chip"
         result = simulate(read).result
         low, high = (each / result["step_time_s"] - 1.0 for each in result["step_time_interval_s"])
         bare = simulate(parse_scenario({**scenario, "calibration": "roofline"})).result["mfu"]
-        key = "its own kernels" if gpu.name in measured_gpus() else same
+        key = "its own kernels" if gpu is GPUS[like.name] else same
         found.setdefault(key, []).append((result["mfu"], bare, low, high))
     print("\n| priced by | GPUs | of the peak | by the roofline | interval's begin | its end |")
     print("|---|---:|---:|---:|---:|---:|")

@@ -254,6 +254,65 @@ _L40S_POWER: Coefficients = {
     ),
     "power_spread": (0.015, _SPREAD),
 }
+_AITER = "kernels: tuning records of AITER (github.com/ROCm/aiter, MIT, commit e4048607)"
+_RCCL = "rccl-tests of AMD's clusters (hisohara/ai-scripts, commit 0780bb3)"
+_LATENT = "latent attention: ROCm/aiter pull requests 5456 and 2039"
+_REST = "coefficients as each of them says"
+AMD_SOURCES = {
+    "mi300x": f"{_AITER}; matmuls in 16 bits and in fp8 by token, experts in fp8 by token, and attention: an MI355X's "
+    f"efficiencies; {_LATENT}; all-reduces of 8 ranks: {_RCCL}, of 4: sgl-project/sglang pull request 6619; {_REST}",
+    "mi325x": f"an MI300X's kernels scaled by the two data sheets; {_AITER}; all-reduces from 4 GiB on: {_RCCL}, "
+    f"smaller ones an MI300X's; {_REST}",
+    "mi355x": f"{_AITER}; {_LATENT}; engines' all-reduces of 8 ranks: vllm-project/vllm pull request 39080; {_REST}",
+}
+_BABEL = "AMD, ROCm documentation, MI300X performance validation: BabelStream's Copy, 4.18 of 5.3 TB/s{}"
+_CHAIN = (
+    "a kernel that does next to nothing, in a chain: 3.85 us in a HIP graph (ROCm/rocm-systems issue 10834, gfx1100), "
+    "3.74 us in a stream (PETSc ex1hip, MI250X); assumption: as long on this GPU"
+)
+_MAF = (
+    'AMD, ROCm blogs, "Measuring Max-Achievable FLOPs" (2025): an MI300X sustains {} Tflop/s in {}, where an MI355X\'s '
+    "kernels reach {} of the peak in bursts (AITER)"
+)
+_FMHA = (
+    "fitted to the seven lengths of ROCm/aiter pull request 4205 (MI355X, bf16, causal, heads of 192 and 128), all "
+    "within 6 %{}"
+)
+_DEFAULT = (
+    "geometric mean of six kernels of AITER's default configuration by tuned ones in 8 and 4 bits: ROCm/aiter pull "
+    "requests 1232 (1.88, 2.96, 2.60), 5279 (1.34, 1.24) and 2452 (1.37); without a record of the weights' sizes AITER "
+    "runs the default (pull request 4816)"
+)
+_AS_SUSTAINED = (
+    "; times 0.855, the ratio of the parts of the peak that large matmuls sustain on an MI300X and an MI355X"
+)
+_AS_FLASH = "assumption: as FlashAttention-2's published on A100"
+_AS_NCCL = "assumption: as NCCL's on an H100"
+
+
+def _amd(name: str, attention: float, borrowed: str, power: Coefficients) -> Coefficients:
+    """Return the coefficients of an AMD GPU: what is published of it, and what every accelerator has."""
+    kept = ("matmul_efficiency", "launch_overhead_s", "group_launch_s", "memory_efficiency_norm")
+    kept += ("memory_efficiency_norm_transformer_engine", *NEWER_HOST)
+    usual = {key: each for key, each in _gpu(name, "", 0.0, {}).items() if key in kept}
+    other = "" if name == "mi300x" else "; assumption: the same part on this GPU"
+    return {
+        **usual,
+        "memory_efficiency": (0.79, _BABEL.format(other)),
+        "memory_latency_s": (3.8e-6, _CHAIN),
+        "untuned_slowdown": (1.79, _DEFAULT),
+        "attention_efficiency_128": (attention, _FMHA.format(borrowed)),
+        "attention_ramp_tokens": (795, _FMHA.format("")),
+        "attention_backward_share": (0.85, _AS_FLASH),
+        "collective_sm_share": (0.182, _AS_NCCL),
+        **power,
+    }
+
+
+_MI300_POWER: Coefficients = {
+    "power_at_peak": (1.56, _MAF.format(708, "bf16", 0.634)),
+    "power_at_peak_8_bits": (1.71, _MAF.format("1,273", "fp8", 0.595)),
+}
 COEFFICIENTS: dict[str, Coefficients] = {
     "v100": _gpu("v100", "a100", 1.25, A100_FLASH),
     "a100-sxm": _gpu("a100-sxm", "a100", 1.25, A100_FLASH | A100_FLASH2 | A100_SOFTMAX),
@@ -267,6 +326,9 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "gb300": _gpu("gb300", "gb300", 1.38, _blackwell("gb300", (1702, 1244), 0.291, 0.413)),
     "l40s": _gpu("l40s", "", 0.0, _L40S_POWER | PCIE_ATTENTION),
     "rtx-pro-6000-server": _gpu("rtx-pro-6000-server", "", 0.0, PCIE_ATTENTION),
+    "mi300x": _amd("mi300x", 0.525, _AS_SUSTAINED, _MI300_POWER),
+    "mi325x": _amd("mi325x", 0.525, _AS_SUSTAINED, _MI300_POWER),
+    "mi355x": _amd("mi355x", 0.614, "", {}),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),

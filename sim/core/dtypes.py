@@ -24,6 +24,7 @@ _BYTES: dict[str, float] = {
     "fp16": 2.0,
     "fp8": 1.0,
     "mxfp8": 1.0 + 1 / 32,  # one 8-bit scale for 32 elements (OCP Microscaling Formats v1.0)
+    "mxfp4": 0.5 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,  # one fp8 scale for 16 elements (NVIDIA Blackwell)
     "int8": 1.0,
     "int4": 0.5,
@@ -66,14 +67,14 @@ FP32_PRODUCTS = 6
 def peak_flops_per_s(peaks: Mapping[str, float], dtype: str) -> float | None:
     """Return the dense rate in FLOP/s at which a device of these peaks by dtype multiplies in `dtype`; None: it cannot.
 
-    nvfp4 has the peak of fp4 where it has none of its own. mxfp8 never has that of fp8: only some of the chips that
-    multiply in fp8 apply a scale for every 32 elements as they multiply. fp32 never has the peak of tf32; a device
-    without fp32 units (TPU, Gaudi) takes `FP32_PRODUCTS` products in bf16.
+    nvfp4 and mxfp4 have the peak of fp4 where they have none of their own. mxfp8 never has that of fp8: only some of
+    the chips that multiply in fp8 apply a scale for every 32 elements as they multiply. fp32 never has the peak of
+    tf32; a device without fp32 units (TPU, Gaudi) takes `FP32_PRODUCTS` products in bf16.
 
     >>> peak_flops_per_s({"bf16": 6e14, "fp8": 12e14}, "fp32"), peak_flops_per_s({"fp8": 12e14}, "mxfp8")
     (100000000000000.0, None)
     """
-    for name in (dtype, "fp4") if dtype == "nvfp4" else (dtype,):
+    for name in (dtype, "fp4") if dtype in ("nvfp4", "mxfp4") else (dtype,):
         if name in peaks:
             return peaks[name]
     return peaks["bf16"] / FP32_PRODUCTS if dtype == "fp32" and "bf16" in peaks else None

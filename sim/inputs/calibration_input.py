@@ -84,10 +84,11 @@ def unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
 
 
 def _why_unknown(gpu: GpuSpec) -> str:
-    """Why no collectives are known: those of a shipped GPU without an architecture are not measured, and a user has
+    """Why collectives are not known: of a shipped GPU without an architecture few or none were measured, and a user has
     nothing to state."""
     if gpu.name in GPUS:
-        return f"cluster.gpu: no collectives of GPU '{gpu.name}' were measured"
+        some = "not all" if gpu.name in shipped_profiles() else "no"
+        return f"cluster.gpu: {some} collectives of GPU '{gpu.name}' were measured"
     return f"cluster.gpu.architecture: none is stated for GPU '{gpu.name}'"
 
 

@@ -12,7 +12,7 @@ multiprocessors are the GPU's own. The choice, in this order:
 Of several it is the one whose share is nearest, or whose whole bandwidth is where multiprocessors are unknown.
 `tools/borrowed_kernels.py` predicts each measured chip by the others: with this rule half of the kernels are within a
 factor of 1.16, with an H100's efficiencies for every chip 1.18, with the median of all other chips 1.22, with the bare
-roofline 2.62. The share was chosen among a few figures by the same errors, so they flatter it a little. All measured
+roofline 2.62. The share was chosen among a few figures by the same errors, so they flatter it a little. All of those
 chips are NVIDIA's.
 """
 
@@ -55,7 +55,10 @@ def nearest_measured(gpu: GpuSpec, left_out: Collection[str] = ()) -> str:
 
 
 def measured_gpus() -> tuple[str, ...]:
-    """Return the shipped GPUs whose own kernels were measured."""
+    """Return the shipped GPUs whose own kernels were measured and may price other chips.
+
+    AMD's price their own boards only: their tables lack most kinds of kernels, and no chip shares their libraries.
+    """
     return _measured_in(shipped_files.PROFILES)
 
 
@@ -63,7 +66,8 @@ def measured_gpus() -> tuple[str, ...]:
 def _measured_in(folder: Path) -> tuple[str, ...]:
     found = []
     for path in sorted(folder.glob("*.json")):
-        profile = read_json(path) if path.stem in GPUS else None
+        known = path.stem in GPUS and GPUS[path.stem].architecture != "other"
+        profile = read_json(path) if known else None
         if isinstance(profile, dict) and profile.get("kernels") and profile.get("reference") == path.stem:
             found.append(path.stem)
     return tuple(found)

@@ -105,6 +105,9 @@ class Coefficients:
     matmul_efficiency: float = _constant(
         1.0, "part of the peak that a matmul without measured points near it reaches", True
     )
+    untuned_slowdown: float = _constant(
+        1.0, "served: time of a library's default kernel ÷ time of one that was tuned for weights of these sizes", True
+    )
     # The next two scale the points to one machine: two GPUs of one kind differ by clocks and cooling.
     matmul_speed: float = _constant(1.0, "speed of this machine's matmuls ÷ speed of the points", True)
     attention_speed: float = _constant(1.0, "speed of this machine's fused attention ÷ the stated speed", True)

@@ -14,6 +14,7 @@ because a program has this conversion as a separate operator. The result of such
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -72,6 +73,11 @@ class Table(Struct, frozen=True, eq=False, dict=True):
         return self.kind in MATMULS and self.device.sm_count > 0
 
     @cached_property
+    def weights(self) -> frozenset[tuple[float, ...]]:
+        """Return the sizes of the weights of matmuls or experts that were measured (`weights_of`)."""
+        return frozenset(weights_of(self.kind, shape) for shape in zip(*self.shapes.columns(), strict=True))
+
+    @cached_property
     def single(self) -> bool:
         """Tell whether only matmuls without a batch were measured."""
         return self.kind in MATMULS and self.shapes.sizes[0].max() == 1
@@ -103,6 +109,14 @@ class Table(Struct, frozen=True, eq=False, dict=True):
         """Return the measured seconds and spread of exactly this shape; None if it was not measured."""
         found = self.shapes.last(shape) if len(shape) == len(self.shapes.codes) else None
         return None if found is None else (float(self.seconds[found]), float(self.spread[found]))
+
+
+def weights_of(kind: str, shape: Sequence[float]) -> tuple[float, ...]:
+    """Return the sizes of a matmul's or a rank's experts' weights: n and k, or hidden, width, choices and experts."""
+    if kind == MOE_LAYER:
+        _, hidden, ffn, top_k, experts, expert_tp, ep = shape
+        return hidden, ffn / expert_tp, top_k, experts / ep
+    return tuple(shape[2:])
 
 
 KEEP_ALL_FROM = 64  # number of queries after which all logarithms of a table are kept

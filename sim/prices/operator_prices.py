@@ -203,7 +203,10 @@ class Costs:
         """
         # Blocks come first, because they were timed as a whole. Points come last, because those of grouped matmuls and
         # of attention are mostly of serving libraries' kernels.
-        prices = (self._measured_block, self._grouped, self._attention, self._from_points, self._kernel_by_kernel)
+        served = op.served and op.kind in ATTENTION
+        points, published = self._from_points, self._attention
+        of_kernel = (points, published) if served else (published, points)
+        prices = (self._measured_block, self._grouped, *of_kernel, self._kernel_by_kernel)
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
         cost = self._bound_by_memory(op, self._computing_tiles(op, self._without_tensor_cores(op, cost)))
@@ -340,11 +343,12 @@ class Costs:
         return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
 
     def _attention(self, op: Compute, pace: float) -> Cost | None:
-        """Price a training step's fused attention by its published speed; None if the profile does not state it.
+        """Price fused attention by its published speed; None if the profile does not state it.
 
-        This precedes the measured points, which are of serving libraries' kernels (FlashInfer, TensorRT-LLM).
+        In a training step this precedes the measured points, which are of serving libraries' kernels (FlashInfer,
+        TensorRT-LLM).
         """
-        if op.kind not in ATTENTION or op.served:
+        if op.kind not in ATTENTION:
             return None
         peak = attention_peak(self._device, op.dtype, self._has_tf32, op.kernel)
         seconds = flash_seconds(op, self.gpu, peak, self.coefficients)

@@ -28,18 +28,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import peak_flops_per_s
-from sim.core.operator_kinds import ATTENTION, COUNTED, MATMULS, MEMORY_BOUND
+from sim.core.operator_kinds import ATTENTION, COUNTED, MATMULS, MEMORY_BOUND, MOE_LAYER
 from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.core.quantization import TABLE_FORMATS
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
 from sim.prices.kernel_file import TableName, kernel_file
-from sim.prices.kernel_tables import Table, adjusted, lookup, make_table
+from sim.prices.kernel_tables import Table, adjusted, lookup, make_table, weights_of
 from sim.prices.profile import PointTable, Profile
 from sim.prices.roofline import Device
 
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 TF32_UNCERTAINTY = 0.15  # of taking bf16's efficiency for tf32's, as of a grouped product by single ones
+UNTUNED_UNCERTAINTY = 0.35  # standard deviation of the logarithms whose mean AMD's `untuned_slowdown` is
 BUNDLED_FLASH = "torch_2024"
 _ATTENTION_KERNEL = "attention_forward:"
 
@@ -66,7 +67,7 @@ class TablePrices:
     ) -> None:
         """`engine`: the engine and release whose kernels run, such as "vLLM 0.24.0"; empty: none."""
         self._device, self._reference, self._launch_s, self._engine = device, reference, launch_s, engine
-        usual = coefficients.attention.get(USUAL_KERNEL)
+        usual, self._untuned = coefficients.attention.get(USUAL_KERNEL), coefficients.untuned_slowdown
         # Forward points replace missing backward points, with the default kernel's `backward_share`.
         self._backward_share = 1.0 if usual is None else usual.backward_share
         # Tables are indexed on first use: a profile has dozens, and a run needs a few.
@@ -176,6 +177,8 @@ class TablePrices:
         error = math.hypot(between, doubt, OUTSIDE_PER_OCTAVE * outside)
         # Outside the range a tiny kernel's efficiency would give almost 0 s, but no kernel is faster than its launch.
         seconds = max(roofline_s / efficiency, self._launch_s if outside and not table.floor_s else 0.0) + before_s
+        if self._untuned > 1.0 and _untuned(op, table):
+            seconds, error = seconds * self._untuned, math.hypot(error, UNTUNED_UNCERTAINTY)
         # Beyond one octave the efficiency is a guess, so the source is not a measurement.
         source = "interpolated" if outside <= 1.0 else "roofline"
         return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
@@ -225,6 +228,19 @@ def nearest_source(sources: Iterable[str], engine: str) -> str:
 def release_of(source: str) -> tuple[int, ...]:
     """Return the numbers of a source's release."""
     return tuple(int(number) for number in re.findall(r"\d+", source.partition(" ")[2]))
+
+
+def _untuned(op: Compute, table: Table) -> bool:
+    """Tell whether an engine's library has no record of weights of these sizes, and runs its default kernel.
+
+    Other matmuls are left to the vendor's library, which chooses by rules and not by records. A shared expert may be
+    one more routed expert, which all tokens choose.
+    """
+    if op.kind != MOE_LAYER and not (op.kind == "gemm" and op.kernel in TABLE_FORMATS):
+        return False
+    own = weights_of(table.kind, op.shape)
+    fused = (*own[:2], *(size + 1 for size in own[2:])) if table.kind == MOE_LAYER else own
+    return own not in table.weights and fused not in table.weights
 
 
 def _named(op: str) -> tuple[str, ...]:

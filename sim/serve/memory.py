@@ -122,12 +122,15 @@ def absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
     """The up-projection of latents once more in 16 bits, where it is kept in fewer: prompts go through it, single
     tokens' queries and results absorb it (vLLM, process_weights_after_loading of its MLA layers: W_UK_T and W_UV out of
     get_and_maybe_dequant_weights; SGLang, deepseek_v2.py: w_kc and w_vc, out of a checkpoint's blocks by
-    block_quant_dequant). Where it is absorbed in fp8 the keys' part alone, in fp8 (TensorRT-LLM, k_b_proj_trans)."""
+    block_quant_dequant). Where it is absorbed in fp8 the keys' part alone, in fp8 (TensorRT-LLM, k_b_proj_trans);
+    where it is converted each time all of it in fp8."""
     attention, d = spec.attention, spec.attention_dims(d)
     if not isinstance(attention, LatentAttention) or d.weight_bytes >= d.act_bytes:
         return 0.0
     elements = attention.matrices(d.tp)[-2].elements
-    if d.latents.narrow_absorbed:
+    if d.latents.absorbed == "widened":
+        return elements
+    if d.latents.absorbed == "narrow":
         return elements * attention.plain_width / (attention.plain_width + attention.value_width)
     return elements * d.act_bytes
 

@@ -331,13 +331,18 @@ class LatentAttention(Struct, frozen=True):
 
     def _absorbing(self, d: ServingDims, tokens: int) -> tuple[Program, Program]:
         """The up-projection of keys taken to the queries, and that of values to the result: batched over heads, in fp8
-        behind a kernel that quantizes where the engine does so."""
+        behind a kernel that quantizes where the engine does so, or with weights that two kernels convert."""
         heads, rank = ceil_div(self.heads, d.tp), self.latent_rank
 
         def product(name: str, n: int, k: int) -> Program:
-            if d.latents.narrow_absorbed:
+            if d.latents.absorbed == "narrow":
                 return self._narrow(d, name, tokens, n, k, heads)
-            return (gemm(name, F, tokens, n, k, d.act, heads, kernel="absorbed"),)
+            own = gemm(name, F, tokens, n, k, d.act, heads, kernel="absorbed")
+            if d.latents.absorbed == "wide":
+                return (own,)
+            weights = heads * n * k
+            widened = memory_op(f"{name}_widen", F, "cast", weights, weights * (1.0 + d.act_bytes), d.act)
+            return widened, memory_op(f"{name}_scale", F, "elementwise", weights, 2 * weights * d.act_bytes, d.act), own
 
         return product("query_absorb", rank, self.plain_width), product("value_expand", self.value_width, rank)
 

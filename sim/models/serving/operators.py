@@ -36,13 +36,17 @@ if TYPE_CHECKING:
 
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
 
+# Up-projections of latents that decode absorbs: kept and multiplied in 16 bits, in fp8, or kept in fp8 and converted to
+# 16 bits before each product.
+Absorbed = Literal["wide", "narrow", "widened"]
+
 
 class ServedLatents(NamedTuple):
     """Kernels of latent attention. `merged_down`: one matmul gives both latents; `joins_queries`: decode's kernel takes
     a query's two parts as one tensor; `merges_context`: attention to what is cached before a chunk is a kernel of its
     own; `absorbed_tokens`: iterations of at most this many prompt tokens attend as decode does, in the latent's width;
     so do prompts behind fewer cached tokens than `absorbed_context`, but not none; `joins_latents`: a kernel joins each
-    token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8;
+    token's latent and rope key before they are cached; `absorbed`: how decode absorbs the up-projections;
     `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights; `cache_apart`: a kernel ropes,
     and another writes the cache.
     """
@@ -53,7 +57,7 @@ class ServedLatents(NamedTuple):
     absorbed_tokens: int = 0
     absorbed_context: float = 0.0
     joins_latents: bool = False
-    narrow_absorbed: bool = False
+    absorbed: Absorbed = "wide"
     merged_index: bool = False
     cache_apart: bool = False
 
@@ -88,14 +92,14 @@ class ServedElements(NamedTuple):
 
 class LinearFormat(NamedTuple):
     """How a checkpoint keeps a branch of a layer, where that is not its usual format; fields as those of `ServingDims`,
-    `narrow` as `ServedLatents.narrow_absorbed`."""
+    `absorbed` as `ServedLatents` has it."""
 
     linear: str
     weight_bytes: float
     expert_linear: str
     expert_weight_bytes: float
     quantizing: tuple[Quantizing, ...]
-    narrow: bool
+    absorbed: Absorbed
     table: str
     expert_table: str
     one_kernel: bool = False
@@ -189,7 +193,7 @@ class ServingDims(Struct, frozen=True):
 
     def kept_as(self, form: LinearFormat) -> ServingDims:
         """These sizes for a branch of a layer in a format of its own."""
-        latents = self.latents._replace(narrow_absorbed=form.narrow)
+        latents = self.latents._replace(absorbed=form.absorbed)
         return replace(
             self,
             linear=form.linear,

@@ -29,11 +29,13 @@ class AllReduces(Struct, frozen=True):
     measured: dict[int, CollectiveTable]
 
     def price(self, group: str, rank: int, size_bytes: float, nccl_s: float) -> Priced | None:
-        """The price in the engine's own kernel; None where NCCL has it: ranks of several nodes, or a large message.
-        `nccl_s`: what NCCL takes."""
+        """The price in the engine's own kernel; None where NCCL has it: ranks of several nodes, or a large message, or
+        where fewer ranks were measured. `nccl_s`: what NCCL takes."""
         ranks = self.pricing.group(group, rank)
         n, per_node = len(ranks), self.pricing.plan.scenario.cluster.gpus_per_node
         if size_bytes >= self.own.below.get(n, 0.0) or ranks[0] // per_node != ranks[-1] // per_node:
+            return None
+        if n > max(self.measured):
             return None
         # Of a number of ranks that was not measured, the next larger one.
         cost = collective_cost(self.measured[min(m for m in self.measured if m >= n)], size_bytes)
@@ -55,13 +57,16 @@ def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces
     cluster = pricing.plan.scenario.cluster
     architecture = cluster.gpu.kernel_architecture
     every_two_joined = cluster.intra_node.switched or cluster.intra_node.all_linked
-    if architecture not in own or architecture not in MEASURED or not every_two_joined or cluster.others:
+    if architecture not in own or not every_two_joined or cluster.others:
         return None
     if is_llama(pricing.plan.scenario.model, own[architecture].but_llama_above):
         return None
     ultra = is_blackwell_ultra(architecture, cluster.gpu.memory_bytes)
     measured = _nearest(pricing.costs.profile, pricing.costs.engine)
-    measured = measured or _nearest(load_profile(MEASURED[architecture]), pricing.costs.engine)
+    if not measured and architecture in MEASURED:
+        measured = _nearest(load_profile(MEASURED[architecture]), pricing.costs.engine)
+    if not measured:
+        return None
     return AllReduces(pricing, own.get(ULTRA if ultra else "", own[architecture]), measured)
 
 

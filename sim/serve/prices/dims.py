@@ -15,7 +15,7 @@ from sim.models.layers import LayerSpec, layer_specs
 from sim.models.layers.experts import Experts
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
-from sim.models.serving.operators import LayerFormats, LinearFormat, ServedLatents, ServingDims
+from sim.models.serving.operators import Absorbed, LayerFormats, LinearFormat, ServedLatents, ServingDims
 from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing, rope_of, shared_experts
 from sim.serve.prices.host import prompt_sizes
 
@@ -168,9 +168,9 @@ def _branch(
     dtype, size = linear_format(i, peaks, linear, group=group)
     expert_dtype, expert_size = linear_format(i, peaks, experts, "experts", group)
     expert_linear = _experts_dtype(experts, engine, peaks, d.act) or (d.act if expert_dtype == "int8" else expert_dtype)
-    narrow = _latents(scenario, engine, dtype).narrow_absorbed
+    absorbed = _latents(scenario, engine, dtype).absorbed
     tables = _tables(scenario, linear, dtype, experts, expert_linear)
-    found = LinearFormat(dtype, size, expert_linear, expert_size, quantizing(scenario, dtype), narrow, *tables)
+    found = LinearFormat(dtype, size, expert_linear, expert_size, quantizing(scenario, dtype), absorbed, *tables)
     alone = found._replace(weight_bytes=linear_format(i, peaks, experts, group=group)[1])
     return found._replace(one_kernel=measured(d.kept_as(alone)))
 
@@ -181,6 +181,10 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
     own, architecture = engine.latents, scenario.cluster.gpu.kernel_architecture
     graphs, context = prompt_sizes(scenario, engine), own.absorbed_context.get(architecture, 0.0)
     dense, blocks = scenario.model.indexer is None, QUANTIZATIONS[scenario.model.checkpoint_quantization].in_fp8
+    absorbed: Absorbed = "wide"
+    if linear == "fp8" and blocks:
+        widened = architecture in own.widened_absorbed
+        absorbed = "narrow" if architecture in own.narrow_absorbed else "widened" if widened else "wide"
     return ServedLatents(
         own.merged_down,
         architecture in own.joins_queries,
@@ -188,7 +192,7 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
         graphs[-1] if dense and own.absorbed_graphs and graphs else 0,
         context if dense else 0.0,
         own.joins_latents,
-        linear == "fp8" and blocks and architecture in own.narrow_absorbed,
+        absorbed,
         own.merged_index,
         own.cache_apart,
     )

@@ -129,7 +129,8 @@ class LatentKernels(NamedTuple):
     attends in the latent's width, too.
     `joins_latents`: a kernel joins each token's latent and rope key before they are cached.
     `narrow_absorbed`: GPU architectures on which a checkpoint's blocks in fp8 stay in fp8 where decode absorbs the
-    up-projections.
+    up-projections. `widened_absorbed`: those on which they stay so in memory, and two kernels make 16 bits of them
+    before each product.
     `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
     `cache_apart`: a kernel ropes, and another writes the cache.
 
@@ -143,6 +144,7 @@ class LatentKernels(NamedTuple):
     absorbed_context: Mapping[str, float] = {}
     joins_latents: bool = False
     narrow_absorbed: tuple[str, ...] = ()
+    widened_absorbed: tuple[str, ...] = ()
     merged_index: bool = False
     cache_apart: bool = False
 

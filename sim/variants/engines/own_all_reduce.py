@@ -29,12 +29,13 @@ class OwnAllReduce(NamedTuple):
 ARCHITECTURES = ("ampere", "hopper", "blackwell")
 _EIGHT_MIB = dict.fromkeys((2, 4, 6, 8), 8 * MIB)
 # vLLM since 0.3 (pull request 2192, January 2024): csrc/custom_all_reduce.cuh; distributed/device_communicators/
-# custom_all_reduce.py (max_size). SGLang has the same files.
-CUSTOM = dict.fromkeys(ARCHITECTURES, OwnAllReduce(_EIGHT_MIB))
+# custom_all_reduce.py (max_size). SGLang has the same files. Both have them on AMD's GPUs ("other"), too.
+CUSTOM = dict.fromkeys((*ARCHITECTURES, "other"), OwnAllReduce(_EIGHT_MIB))
 # vLLM since 0.11 (pull request 24111, September 2025), all_reduce_utils.py (CUSTOM_ALL_REDUCE_MAX_SIZES), at most the 8
 # MiB of before; above, torch's symmetric memory reduces in the switch, as NCCL does.
 CUSTOM_LESS = {
     "ampere": CUSTOM["ampere"],
+    "other": CUSTOM["other"],
     "hopper": OwnAllReduce({2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}, compared=True),
     "blackwell": OwnAllReduce({2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}, compared=True),
 }
@@ -48,6 +49,7 @@ CUSTOM_LESS_19 = CUSTOM_LESS | {ULTRA: OwnAllReduce({2: 4 * MIB, 4: 4 * MIB, 6: 
 # Not modelled: ranks of several nodes.
 CUSTOM_LESS_29 = {
     "ampere": CUSTOM["ampere"],
+    "other": CUSTOM["other"],
     "hopper": OwnAllReduce({2: 64 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 512 * KIB}, 0.3, compared=True),
     "blackwell": OwnAllReduce({2: 64 * MIB, 4: 32 * MIB, 6: MIB, 8: MIB}, 0.3, compared=True),
     ULTRA: OwnAllReduce({2: 64 * MIB, 4: 80 * MIB, 6: 8 * MIB, 8: 64 * MIB}, 0.3, compared=True),

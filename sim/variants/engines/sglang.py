@@ -64,12 +64,15 @@ def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
 # (compute capability 10.x's since 0.5.10) always, with Triton's (Ampere's) never. In graphs of prompts, since 0.5.10,
 # never (is_in_piecewise_cuda_graph). FORWARD_ABSORB_CORE_ATTENTION_BACKENDS take a query's parts apart, Triton's kernel
 # does not.
+# On AMD's GPUs `w_kc.to(torch.bfloat16) * self.w_scale` stands before each product (forward_absorb_prepare). Left out:
+# since 0.5.6 not on an MI355X (pull request 13617).
 # Rope is the model's; the cache is written by layers/attention's set_kv_buffer, later set_mla_kv_buffer.
 _LATENTS = LatentKernels(
     False,
     ("ampere",),
     absorbed_context=dict.fromkeys(("ampere", "hopper", "blackwell"), math.inf),
     cache_apart=True,
+    widened_absorbed=("other",),
 )
 _LATENTS_046 = _LATENTS._replace(
     merged_down=True, absorbed_context={"ampere": math.inf, "hopper": 8192, "blackwell": 8192}

@@ -282,7 +282,7 @@ def test_a_cluster_of_which_no_kernels_were_measured_is_marked() -> None:
     from sim.commands.sweep import run_sweep
     from sim.inputs.shipped import shipped_scenarios
 
-    found = run_sweep(Path(shipped_scenarios()["1f1b_pp8"]), ["cluster=dgx-h100,mi300x-node"], Study())
+    found = run_sweep(Path(shipped_scenarios()["1f1b_pp8"]), ["cluster=dgx-h100,gaudi3-node"], Study())
     marks = [row["not_measured"] for row in found.to_json()["rows"]]
     assert marks == ["", "not measured: borrowed efficiencies"]
-    assert found.not_measured == "mi300x-node not measured: borrowed efficiencies"
+    assert found.not_measured == "gaudi3-node not measured: borrowed efficiencies"

@@ -197,3 +197,23 @@ def test_absorbed_projections_of_fp8_blocks(engine: str, cluster: str, narrow: b
     assert absorb.flops == 2 * 32 * h * PLAIN * RANK
     kept = h * RANK * (PLAIN if narrow else 2 * (PLAIN + VALUE))
     assert absorbed_bytes(d, layer_specs(d.model)[-1]) == kept
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "widens"),
+    [("sglang-0.5", "mi300x-node", True), ("sglang-0.5", "dgx-h200", False), ("vllm-0.28", "mi300x-node", False)],
+)
+def test_sglang_makes_16_bits_of_absorbed_projections_before_each_product_on_an_mi300x(
+    engine: str, cluster: str, widens: bool
+) -> None:
+    """`w_kc.to(torch.bfloat16) * w_scale`: two kernels more for each of both, and the weights stay in 8 bits."""
+    d = dims(engine, cluster, tp=8, ep=8)
+    found = moved(attention(d).decode(d, 32, 4096))
+    extra = {name: size for name, size in found.items() if name.endswith(("_widen", "_scale"))}
+    h = HEADS // 8
+    keys, values = h * PLAIN * RANK, h * VALUE * RANK
+    of_keys = {"query_absorb_widen": 3 * keys, "query_absorb_scale": 4 * keys}
+    of_values = {"value_expand_widen": 3 * values, "value_expand_scale": 4 * values}
+    assert extra == (of_keys | of_values if widens else {})
+    kept = absorbed_bytes(d, layer_specs(d.model)[-1])
+    assert kept == (1 if widens else 2) * h * RANK * (PLAIN + VALUE)
