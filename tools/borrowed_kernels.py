@@ -30,7 +30,7 @@ from sim.core.program import Compute, Phase
 from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
 from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import PriceOptions
-from sim.prices.kernel_file import kernel_file
+from sim.prices.kernel_file import TableName, kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_bytes
@@ -80,7 +80,7 @@ def _log_errors(gpu: str, profile: str, kind: str) -> Logs:
 
 def has_table(gpu: str, kind: str) -> bool:
     """Tell whether kernels of this kind were measured on a GPU."""
-    return KINDS[kind] in kernel_file(load_profile(gpu).kernels).tables
+    return TableName(*KINDS[kind]) in kernel_file(load_profile(gpu).kernels).tables
 
 
 def of_chip(gpu: str) -> list[str]:
