@@ -27,13 +27,13 @@ sys.path.insert(0, str(ROOT))
 from profile_coefficients import AMD_SOURCES, COEFFICIENTS  # noqa: E402
 
 from calibrate.imports import aiter, nccl_tests  # noqa: E402
-from calibrate.imports.aiconfigurator import thinned  # noqa: E402
 from calibrate.imports.aiter import DISPATCH_S, SOURCE  # noqa: E402
+from calibrate.imports.measured import MeasuredTable, left_out_error, thinned, write_kernels  # noqa: E402
 from sim.core.files import write_json  # noqa: E402
 from sim.core.operator_kinds import ATTENTION_DECODE, MOE_LAYER  # noqa: E402
 from sim.prices.coefficients import Coefficient, coefficients_from  # noqa: E402
-from sim.prices.kernel_file import MeasuredTable, TableName, write_kernels  # noqa: E402
-from sim.prices.kernel_tables import bounds, left_out_error  # noqa: E402
+from sim.prices.kernel_file import TableName  # noqa: E402
+from sim.prices.kernel_tables import bounds  # noqa: E402
 from sim.prices.profile import CollectiveTable, Profile  # noqa: E402
 from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.reference_gpu import OTHER_CHIP_UNCERTAINTY  # noqa: E402

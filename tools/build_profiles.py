@@ -25,8 +25,9 @@ from profile_coefficients import COEFFICIENTS, RELATIVES, source_of  # noqa: E40
 
 from calibrate.imports import FORMATS, Imported  # noqa: E402
 from calibrate.imports.aiconfigurator import SYSTEMS  # noqa: E402
+from calibrate.imports.measured import MeasuredTable, write_kernels  # noqa: E402
 from sim.core.files import write_json  # noqa: E402
-from sim.prices.kernel_file import KernelFile, MeasuredTable, TableName, write_kernels  # noqa: E402
+from sim.prices.kernel_file import KernelFile, TableName  # noqa: E402
 from sim.prices.profile import CollectiveTable, Profile  # noqa: E402
 from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sim.prices.kernel_file import MeasuredTable
+from calibrate.imports.measured import MeasuredTable
 from sim.prices.profile import BlockPoint, CollectiveTable, Facts
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from calibrate.imports import FORMATS, Imported
+from calibrate.imports.measured import MeasuredTable
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT
 from sim.core.errors import InputError
 from sim.inputs.calibration_input import profile_of
-from sim.prices.kernel_file import MeasuredTable
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
 from topology.presets import GPUS

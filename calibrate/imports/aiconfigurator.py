@@ -10,7 +10,7 @@ engine's kernel, dtypes, sizes, milliseconds. `FAMILIES` says for each file whic
 - A table whose quickest kernel takes more than `OF_HOST` times that of another engine on this GPU was timed with its
   host's work (eager launches from Python), and is skipped.
 - 8- and 4-bit matmuls of a linear layer include the quantization of their input. `quantizing` estimates it.
-- Along the number of tokens, points within `THIN` of the line between their neighbours are left out (`thinned`).
+- Along the number of tokens, points that lie on the line between others are left out (`thinned`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.imports import Imported
+from calibrate.imports.measured import MeasuredTable, left_out_error, thinned
 from sim.core.errors import InputError
 from sim.core.operator_kinds import ATTENTION_DECODE, MOE_LAYER
-from sim.prices.kernel_file import MeasuredTable, TableName
-from sim.prices.kernel_tables import left_out_error
+from sim.prices.kernel_file import TableName
 from sim.prices.profile import CollectiveTable
 from sim.prices.roofline import Device
 from topology.presets import GPUS
@@ -61,7 +61,6 @@ ABSORBED = {"bfloat16": ("bf16", "absorbed"), "fp8": ("fp8", "absorbed")}
 LATENT = 512 + 64  # numbers of a cached token of DeepSeek V3: its latent and its rope key
 ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1}
 OF_HOST = 2.0
-THIN = 0.02
 FEWEST = 30  # points of a table
 Rows = dict[str, NDArray[Any]]
 
@@ -347,31 +346,6 @@ def quantizing(
             _, at_zero = np.polyfit(n[line], seconds[line], 1, w=1 / seconds[line])
             rates.append((at_zero - start_s) / (rows * depth))
     return start_s, max(0.0, float(np.median(rates))) if rates else 0.0
-
-
-def thinned(table: MeasuredTable, runs: int) -> MeasuredTable:
-    """Leave out points within `THIN` of the line, in logarithms, between those that stay on both sides of them along
-    dimension `runs` (Douglas and Peucker 1973)."""
-    shapes, order = table.shapes, np.arange(len(table.seconds))
-    rest = [d for d in range(shapes.shape[1]) if not (shapes[:, d] == shapes[:, runs]).all()]
-    order = np.lexsort((shapes[:, runs], *(shapes[:, d] for d in rest)))
-    lines = np.flatnonzero((np.diff(shapes[order][:, rest], axis=0) != 0).any(axis=1)) + 1
-    x, y = np.log(shapes[order, runs]), np.log(table.seconds[order])
-    keep = np.zeros(len(order), dtype=bool)
-    for start, end in zip([0, *lines.tolist()], [*lines.tolist(), len(order)], strict=True):
-        parts = [(start, end - 1)]
-        while parts:
-            a, b = parts.pop()
-            keep[[a, b]] = True
-            if b - a < 2:
-                continue
-            line = np.interp(x[a + 1 : b], x[[a, b]], y[[a, b]])
-            off = np.abs(y[a + 1 : b] - line)
-            worst = int(off.argmax())
-            if off[worst] > THIN:
-                parts += [(a, a + 1 + worst), (a + 1 + worst, b)]
-    chosen = np.sort(order[keep])
-    return table._replace(shapes=shapes[chosen], seconds=table.seconds[chosen])
 
 
 def _reduces(file: Path, source: str) -> Iterator[CollectiveTable]:

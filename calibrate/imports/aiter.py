@@ -39,12 +39,13 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from calibrate.imports import Imported
+from calibrate.imports.measured import MeasuredTable
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.operator_kinds import MOE_LAYER
 from sim.core.quantization import TABLE_FORMATS
 from sim.inputs.input_source import nearest, show
-from sim.prices.kernel_file import MeasuredTable, TableName
+from sim.prices.kernel_file import TableName
 from topology.presets import GPUS
 from topology.spec import GpuSpec
 

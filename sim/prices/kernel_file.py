@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -45,18 +44,6 @@ class TableName(NamedTuple):
     op: str
     dtype: str
     source: str = ""
-
-
-class MeasuredTable(NamedTuple):
-    """Hold measured kernels: `shapes` [points, dimensions], `seconds` [points]. `kernels`: what the source calls them;
-    `error` and `input_s` as in a file."""
-
-    name: TableName
-    shapes: NDArray[np.integer[Any]]
-    seconds: NDArray[np.floating[Any]]
-    kernels: str = ""
-    error: float = 0.1
-    input_s: tuple[float, float] = (0.0, 0.0)
 
 
 class KernelFile:
@@ -125,39 +112,6 @@ def _column(raw: bytes, kind: str, shape: list[int], start: int) -> NDArray[Any]
     if kind not in COMPRESSED:
         return np.frombuffer(raw, TYPES[kind], math.prod(shape), start).reshape(shape)
     return np.frombuffer(zlib.decompressobj().decompress(raw[start:]), COMPRESSED[kind]).reshape(shape)
-
-
-def write_kernels(path: Path, tables: Iterable[MeasuredTable]) -> None:
-    """Write a file that `KernelFile` reads."""
-    columns, codes, named = dict[str, NDArray[Any]](), dict[str, NDArray[Any]](), dict[str, str]()
-    for table in tables:
-        key, shapes = "|".join(filter(None, table.name)), Shapes.of(table.shapes.astype(np.int64))
-        small = max(map(len, shapes.sizes)) <= 256
-        codes[f"{key}|codes"] = shapes.codes.astype(np.uint8 if small else np.uint16)
-        columns |= {
-            f"{key}|seconds": table.seconds.astype(np.float32),
-            f"{key}|sizes": np.concatenate(shapes.sizes),
-            f"{key}|counts": np.array([len(sizes) for sizes in shapes.sizes], dtype=np.int32),
-            f"{key}|error": np.array([table.error]),
-        }
-        if any(table.input_s):
-            columns[f"{key}|input_s"] = np.array(table.input_s)
-        if table.kernels:
-            named[key] = table.kernels
-    names = {np.dtype(kind): name for name, kind in (*TYPES.items(), *COMPRESSED.items())}
-    header: dict[str, object] = {"__metadata__": named} if named else {}
-    parts, end = list[bytes](), 0
-    for key, array in sorted((columns | codes).items()):
-        raw = np.ascontiguousarray(array).tobytes()
-        if key in codes:
-            raw = zlib.compress(raw, 9)
-            raw += b" " * (-len(raw) % 4)  # what follows is read in place
-        parts.append(raw)
-        start, end = end, end + len(raw)
-        header[key] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # aligns the columns to 8 bytes where their sizes allow it
-    path.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *parts]))
 
 
 @lru_cache(maxsize=16)

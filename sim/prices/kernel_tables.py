@@ -23,12 +23,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from sim.core.dtypes import dtype_bytes, peak_flops_per_s
+from sim.core.dtypes import dtype_bytes
 from sim.core.operator_kinds import ATTENTION, ATTENTION_DECODE, COUNTED, MATMULS, MOE_LAYER, shape_flops
-from sim.core.quantization import TABLE_FORMATS
 from sim.prices.expert_bounds import within_bounds
 from sim.prices.interpolation import Surface
-from sim.prices.kernel_file import MeasuredTable
 from sim.prices.kernel_shapes import Columns, Shapes, coordinates
 from sim.prices.profile import PointTable
 from sim.prices.roofline import Device, shape_bytes
@@ -178,19 +176,6 @@ def make_table(
     spread = np.concatenate([t.spread for t in points])
     table = Table(kind, dtype, device, shapes, seconds, spread, error, input_s, weight_bytes=weight_bytes)
     return adjusted(table, floored)
-
-
-def left_out_error(measured: MeasuredTable, device: Device) -> float:
-    """Compute `Surface.leave_one_out_error` of a table, so that no simulation needs to compute it again."""
-    op, dtype, _ = measured.name
-    kind, _, form = op.partition(":")
-    if kind not in COUNTED or peak_flops_per_s(device.peak_flops_per_s, dtype) is None:
-        return 0.1
-    count = len(measured.seconds)
-    shapes, seconds = measured.shapes.astype(np.int64), measured.seconds.astype(np.float64)
-    points = PointTable(op, dtype, shapes, seconds, np.zeros(count), np.ones(count, dtype=np.int64))
-    table = make_table(kind, dtype, [points], device, True, None, measured.input_s, TABLE_FORMATS.get(form))
-    return round(max(surface.leave_one_out_error() for surface in table.surfaces.values()), 4)
 
 
 def adjusted(table: Table, floored: bool) -> Table:

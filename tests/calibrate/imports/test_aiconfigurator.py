@@ -10,11 +10,11 @@ import pytest
 
 from calibrate.imports import FORMATS
 from calibrate.imports.__main__ import main
-from calibrate.imports.aiconfigurator import THIN, thinned
+from calibrate.imports.measured import THIN, MeasuredTable, thinned
 from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
 from sim.prices.coefficients import PriceOptions
-from sim.prices.kernel_file import MeasuredTable, TableName
+from sim.prices.kernel_file import TableName
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.table_prices import nearest_source
