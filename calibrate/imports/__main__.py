@@ -48,8 +48,8 @@ def _points(table: MeasuredTable) -> PointTable:
 @click.argument("form", metavar="FORMAT", type=click.Choice(list(FORMATS)))
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=OUTPUT, help="the profile to write (JSON)")
-@click.option("--gpu", default="", help="the GPU (`stepsim gpus`), where the source has several or does not say it")
-def main(form: str, paths: Sequence[Path], out: Path, gpu: str) -> None:
+@click.option("--gpu", help="the GPU (`stepsim gpus`), where the source has several or does not say it")
+def main(form: str, paths: Sequence[Path], out: Path, gpu: str | None) -> None:
     """Read measurements that others made into a profile, for `--set calibration=FILE`.
 
     \b
@@ -60,12 +60,12 @@ def main(form: str, paths: Sequence[Path], out: Path, gpu: str) -> None:
 
     What the source did not measure, the GPU's own profile has; what was imported comes first.
     """
-    if gpu and gpu not in GPUS:
+    if gpu is not None and gpu not in GPUS:
         raise InputError(f"--gpu: found {gpu!r}; allowed: {', '.join(sorted(GPUS))}")
     for path in paths:
         if not path.exists():
             raise InputError(f"{path}: no such file or folder")
-    found = FORMATS[form](paths, gpu)
+    found = FORMATS[form](paths, gpu or "")
     named = gpu or found.gpu
     if not named:
         raise InputError(f"{paths[0]}: does not say of which GPU it is; name it by --gpu")

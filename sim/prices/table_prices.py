@@ -41,6 +41,7 @@ from sim.prices.roofline import Device
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 TF32_UNCERTAINTY = 0.15  # of taking bf16's efficiency for tf32's, as of a grouped product by single ones
 UNTUNED_UNCERTAINTY = 0.35  # standard deviation of the logarithms whose mean AMD's `untuned_slowdown` is
+PLACES = ("at their points", "between points", "beyond their points")
 BUNDLED_FLASH = "torch_2024"
 _ATTENTION_KERNEL = "attention_forward:"
 
@@ -125,10 +126,12 @@ class TablePrices:
         return found
 
     def _note(self, op: Compute, table: Table, cost: Cost) -> None:
-        """Note whose kernels priced an operator; measured points count before those between them."""
-        place = {"measured": "at its points", "interpolated": "between points"}.get(cost.source, "beyond its points")
+        """Note whose kernels priced an operator, and the least certain place among their points."""
         known = ", ".join(filter(None, (table.kernels, table.source))) or "the profile's tables"
-        self.used[f"{op.kind} {op.kernel or op.dtype}"] = f"{known} on {table.device.name}, {place}"
+        name, whose = f"{op.kind} {op.kernel or op.dtype}", f"{known} on {table.device.name}, "
+        had = self.used.get(name, "").removeprefix(whose)
+        place = {"measured": 0, "interpolated": 1}.get(cost.source, 2)
+        self.used[name] = whose + PLACES[max(place, PLACES.index(had) if had in PLACES else 0)]
 
     def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
         """Return the measured or interpolated cost of one kernel; None if the table has no point near it."""

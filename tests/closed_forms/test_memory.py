@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -386,3 +387,14 @@ def test_a_result_and_its_page_say_the_same_of_each_category(parallelism: dict[s
     for one, other in zip(plain, page, strict=True):
         for category in AtMost._fields:
             assert getattr(one, category) == pytest.approx(getattr(other, category))
+
+
+def test_a_rank_without_the_head_reserves_each_category_in_whole_segments() -> None:
+    """torch's allocator takes 2 MiB segments; Megatron keeps its gradients, so nothing else is idle."""
+    segment = 2 * 2**20
+    result = simulate(case({"pp": 4}, {"framework": "megatron", "global_batch_size": 8})).result
+    row = next(row for row in result["memory"] if row["rank"] == 1)
+    held = [row[name] for name in ("parameters", "gradients", "optimizer", "activations", "buffers")]
+    assert sum(held) == pytest.approx(row["peak"], rel=1e-12)
+    assert row["reserved"] == pytest.approx(sum(segment * math.ceil(size / segment) for size in held), rel=1e-12)
+    assert row["reserved"] > row["peak"]

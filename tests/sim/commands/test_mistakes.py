@@ -281,15 +281,12 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_given_twice_is_found_at_once_among_very_many() -> None:
-    """Each name is looked at once: with each compared to all before it eight times as many take 64 times as long."""
-    took = []
-    for count in (12_500, 100_000):
-        keys = ", ".join(f'"{i}": 0' for i in range(count))
-        begin = time.process_time()
-        with pytest.raises(InputError, match=f"x:1: {count - 1}: is given twice"):
-            parse_json(f'{{{keys}, "{count - 1}": 1}}', "x")
-        took.append(time.process_time() - begin)
-    assert took[1] < 30 * took[0]
+    """Each name is looked at once: with each compared to all before it this takes minutes."""
+    keys = ", ".join(f'"{i}": 0' for i in range(100_000))
+    begin = time.process_time()
+    with pytest.raises(InputError, match="x:1: 99999: is given twice"):
+        parse_json(f'{{{keys}, "99999": 1}}', "x")
+    assert time.process_time() - begin < 20.0
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_every_command_is_there(name: str) -> None:
 
 def test_commands_that_need_no_torch_to_say_what_they_do() -> None:
     assert "--out" in stepsim("calibrate", "fit", "--help").stdout
-    assert set(CALIBRATE) == {"run", "measure", "serving", "engine", "capture", "topology", "fit"}
+    assert set(CALIBRATE) == {"run", "measure", "serving", "engine", "capture", "topology", "fit", "import"}
 
 
 @pytest.mark.slow

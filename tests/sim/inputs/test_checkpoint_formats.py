@@ -281,7 +281,8 @@ def test_groups_of_scales_take_their_bytes(tmp_path: Path) -> None:
     [
         ("b200-sxm", "sglang-0.5", "mxfp4_experts", "mxfp8"),
         ("b200-sxm", "trtllm-1.1", "mxfp4_experts", "mxfp8"),
-        ("b200-sxm", "vllm-0.33", "mxfp4_experts", "bf16"),
+        ("b200-sxm", "vllm-0.33", "mxfp4_experts", "mxfp8"),
+        ("b200-sxm", "vllm-v1", "mxfp4_experts", "bf16"),
         ("h200-sxm", "sglang-0.5", "mxfp4_experts", "bf16"),
         ("b200-sxm", "vllm-0.33", "fp8_mxfp4_experts", "mxfp8"),
         ("h200-sxm", "vllm-0.33", "fp8_mxfp4_experts", "bf16"),
