@@ -32,7 +32,11 @@ with suppress(ImportError):
 
 
 def pytest_configure() -> None:
-    """Ctrl-C reaches what tests start also where this run itself is in the background, for which shells ignore it."""
+    """Ctrl-C reaches what tests start also where this run itself is in the background, for which shells ignore it.
+
+    Commands print as wide as in a pipe; a worker of xdist would tell them the width of its terminal.
+    """
+    os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

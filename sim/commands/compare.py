@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -27,51 +26,42 @@ from sim.studies.comparison import check_same, compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
 from sim.views.compare_page import action_name
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 MOST_OPERATORS = 12  # that the table shows
 
 
 def print_table(result: Comparison) -> None:
     """A table a person can read, on standard output."""
-    from rich.console import Console
-    from rich.table import Table
+    from sim.views.terminal import plain_table, standard_output
 
-    table = Table(title=f"{result.scenario}: simulated against measured (profile: {result.profile})")
-    table.add_column("")
-    for name in ("simulated", "measured", "error"):
-        table.add_column(name, justify="right")
-    _row(table, "step" if result.quiet else "step (noisy run)", result.step_time_s, seconds)
-    for kind, pair in result.actions.items():
-        _row(table, action_name(kind, pair), pair, seconds)
-    for r in result.ranks:
-        _row(table, f"rank {r.rank} compute", r.compute_s, seconds)
+    rows = [_row("step" if result.quiet else "step (noisy run)", result.step_time_s, seconds)]
+    rows += [_row(action_name(kind, pair), pair, seconds) for kind, pair in result.actions.items()]
+    rows += [_row(f"rank {r.rank} compute", r.compute_s, seconds) for r in result.ranks]
     for m in result.memory:
-        _row(table, f"rank {m.rank} peak memory", m.peak_bytes, n_bytes)
+        rows.append(_row(f"rank {m.rank} peak memory", m.peak_bytes, n_bytes))
         if m.saved_for_backward_bytes is not None:
-            _row(table, f"rank {m.rank} saved for backward", m.saved_for_backward_bytes, n_bytes)
-    for row in (result.operators or ())[:MOST_OPERATORS]:
-        _row(table, f"{row.operator} {row.phase}".strip(), row, seconds)
-    console = Console()
-    console.print(table)
+            rows.append(_row(f"rank {m.rank} saved for backward", m.saved_for_backward_bytes, n_bytes))
+    shown = (result.operators or ())[:MOST_OPERATORS]
+    rows += [_row(f"{row.operator} {row.phase}".strip(), row, seconds) for row in shown]
+    title = f"{result.scenario}: simulated against measured (profile: {result.profile})"
+    terminal = standard_output()
+    terminal.print(title, "bold")
+    terminal.print_table(plain_table(("", "simulated", "measured", "error"), rows, gap=2))
     verdict = "within" if result.within_tolerance else "OUT OF"
-    console.print(
+    terminal.print(
         f"step time {_error(result.step_time_s)}{doubt(result)}, {verdict} tolerance "
         f"({result.tolerance:.0%}); measured steps spread by {percent(result.noise)}; actions end "
         f"{percent(result.action_ends.mean)} of the step apart"
     )
     if result.torch is not None:
         theirs, ours = result.torch.step_time_s, result.torch.bundled_step_time_s
-        console.print(
+        terminal.print(
             f"{result.torch.what}: {seconds(theirs.measured)} a step, simulated {_error(theirs)}; the "
-            f"bundled one in turns with it {seconds(ours.measured)}, simulated {_error(ours)}",
-            markup=False,
+            f"bundled one in turns with it {seconds(ours.measured)}, simulated {_error(ours)}"
         )
     if result.cancelled is not None:
-        console.print(result.cancelled, markup=False)
+        terminal.print(result.cancelled)
     for warning in result.warnings:
-        console.print(f"the run warned: {warning}", markup=False)
+        terminal.print(f"the run warned: {warning}")
 
 
 def doubt(result: Comparison) -> str:
@@ -81,8 +71,8 @@ def doubt(result: Comparison) -> str:
     return f" (noisy run: others kept up to {result.others_cores:.2g} cores busy, quiet is {QUIET_CORES:g})"
 
 
-def _row(table: Table, name: str, pair: Pair, words: Callable[[float], str]) -> None:
-    table.add_row(name, words(pair.simulated), words(pair.measured), _error(pair))
+def _row(name: str, pair: Pair, words: Callable[[float], str]) -> tuple[str, ...]:
+    return name, words(pair.simulated), words(pair.measured), _error(pair)
 
 
 def _error(pair: Pair) -> str:

@@ -37,6 +37,16 @@ class Figure(NamedTuple):
     tolerance: float
     how: str
 
+    def verdict(self, shown: float | None) -> str:
+        """Say of what a command shows that it is off the deck's number.
+
+        >>> Figure("fall", 0.43, 0.1, "").verdict(0.4), Figure("fall", 0.43, 0.1, "").verdict(0.3)
+        ('', 'off')
+        """
+        if shown is None:
+            return "not run here"
+        return "off" if abs(shown - self.said) > self.tolerance * abs(self.said) else ""
+
 
 class CourseRow(NamedTuple):
     """One item of the decks. `lines`: deck:lines, or card, the project's own description; `note`: why partial, or why

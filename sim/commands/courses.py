@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 def main(row: int | None, json: str | None) -> None:
     """List what the lecture decks say; of one ROW, run its command and show its figures. --json runs all rows."""
     from sim.commands.course_rows import rows, shown
+    from sim.views.terminal import PIPED_WIDTH, plain_table, standard_output
 
     every = list(rows())
     wanted = every if row is None else [one for one in every if one.row == row]
     if not wanted:
         raise InputError(f"ROW: found {row}; allowed: {every[0].row} to {every[-1].row}")
     if row is None and json is None:
-        for one in every:
-            click.echo(f"{one.row:>3}  {one.lines.partition(';')[0]:14} {one.statement}")
-        return
+        lines = ((str(one.row), one.lines.partition(";")[0], one.statement) for one in every)
+        return standard_output(PIPED_WIDTH).print_table(plain_table(("row", "deck", "says"), lines, words=3, gap=2))
     numbers = [(one, shown(one)) for one in wanted]
     if json is not None:
         write_json(json, {"rows": [one.to_json(found) for one, found in numbers]}, indent=1)
@@ -41,12 +41,20 @@ def main(row: int | None, json: str | None) -> None:
 
 
 def _print(row: CourseRow, shown: Sequence[float | None]) -> None:
-    """A row in lines: statement, place, command, figures."""
-    click.echo(f"{row.row}. {row.statement} ({row.lines})\n\n  {row.command}")
+    """A row: statement, place, command, figures."""
+    from sim.views.terminal import plain_table, standard_output
+
+    terminal = standard_output()
+    terminal.print(f"{row.row}. {row.statement} ({row.lines})\n", "bold")
+    terminal.print(f"  {row.command}", whole=True)
     if row.command.startswith("stepsim ") and "--html" not in row.command:
-        click.echo("  with --html FILE: its picture")
-    for figure, number in zip(row.figures, shown, strict=True):
-        said = f"said {figure.said:,.4g}, within {100 * figure.tolerance:.3g} %"
-        click.echo(f"  {figure.name}: {said}; shown {'-' if number is None else f'{number:,.4g}'}")
+        terminal.print("  with --html FILE: its picture")
+    figures = [
+        (f.name, f"{f.said:,.4g}", f"{100 * f.tolerance:.3g} %", "-" if n is None else f"{n:,.4g}", f.verdict(n))
+        for f, n in zip(row.figures, shown, strict=True)
+    ]
+    if figures:
+        terminal.print()
+        terminal.print_table(plain_table(("figure", "said", "within", "shown", ""), figures, gap=2))
     if row.note:
-        click.echo(f"\n  {row.note}")
+        terminal.print(f"\n{row.note}")

@@ -13,7 +13,6 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.options import SCENARIO, Report, report_options
-from sim.commands.rich_tables import console_of
 from sim.core.errors import InputError
 from sim.core.files import read_json
 
@@ -39,8 +38,7 @@ def main(a: Path, b: Path | None, report: Report) -> None:
         found["names"][1] += f" with {', '.join(report.overrides)}"
     elif report.overrides and not found["keys"]:
         print("note: --set changed both A and B; to compare A with A changed by --set, leave B out", file=sys.stderr)
-    console = console_of(160)
-    report.show(found, difference_page, lambda found: print_difference(found, console))
+    report.show(found, difference_page, print_difference)
 
 
 def _workload(result: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.layout_options import parse_gpus
 from sim.commands.options import SCENARIO, Narrowing, Study, narrowing_options, study_options
-from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
 from sim.core.long_runs import lines_while
 from sim.core.units import counted
@@ -164,27 +164,21 @@ def _progress(cells: int) -> Iterator[Callable[[str], None]]:
 def print_map(result: MapResult) -> None:
     """MFU and layout of each cell, and measured runs beside their simulation."""
     from sim.views.map_page import RUN_HEAD, RUN_NUMBERS_FROM, cell_words, run_cells
+    from sim.views.terminal import PIPED_WIDTH, plain_table, standard_output
 
-    console = console_of()
-    table = plain_table(2)
-    table.add_column("MFU, GiB, layout")
-    for n in result.gpus:
-        table.add_column(counted(n, "GPU"))
+    terminal = standard_output(PIPED_WIDTH)
     cells = {(cell.model, cell.gpus): cell for cell in result.cells}
+    rows: list[tuple[str, ...]] = []
     for model in result.models:
-        table.add_row(model, *("\n".join(cell_words(cells[model, n])) for n in result.gpus))
-        table.add_section()
-    console.print(table)
+        lines = zip_longest(*(cell_words(cells[model, n]) for n in result.gpus), fillvalue="")
+        rows += [(model if i == 0 else "", *line) for i, line in enumerate(lines)]
+    heads = ["MFU, GiB, layout", *(counted(n, "GPU") for n in result.gpus)]
+    terminal.print_table(plain_table(heads, rows, len(heads), gap=2))
     if result.not_measured:
-        console.print(f"kernels {result.not_measured}", highlight=False, markup=False)
+        terminal.print(f"kernels {result.not_measured}")
     if result.measured is not None:
-        beside = plain_table(2)
-        for i, name in enumerate(RUN_HEAD):
-            beside.add_column(name, justify="right" if i >= RUN_NUMBERS_FROM else "left")
-        for row in result.measured.rows:
-            beside.add_row(*run_cells(row))
         source = result.measured.source.get("citation", result.measured.table)
-        console.print(f"Fastest measured layouts and their simulation: {source}", highlight=False, markup=False)
-        console.print(beside)
+        terminal.print(f"Fastest measured layouts and their simulation: {source}")
+        terminal.print_table(plain_table(RUN_HEAD, map(run_cells, result.measured.rows), RUN_NUMBERS_FROM, gap=2))
     cores = counted(result.cores, "core")
-    console.print(f"{counted(len(cells), 'search')} in {result.wall_s:.1f} s on {cores}", highlight=False)
+    terminal.print(f"{counted(len(cells), 'search')} in {result.wall_s:.1f} s on {cores}")

@@ -10,7 +10,6 @@ import click
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.options import SCENARIO, Report, report_options
-from sim.commands.rich_tables import console_of, plain_table
 
 if TYPE_CHECKING:
     from sim.studies.quality import QualityResult
@@ -41,14 +40,9 @@ def main(scenario: Path | None, scores: Path | None, report: Report) -> None:
 def print_quality(result: QualityResult) -> None:
     """A table, best score first; a mark where no other model is better in both."""
     from sim.views.quality_page import HEAD, cells
+    from sim.views.terminal import PIPED_WIDTH, plain_table, standard_output
 
-    console = console_of(160)
-    table = plain_table(2)
-    for i, name in enumerate(HEAD):
-        table.add_column(name, justify="right" if i else "left")
-    for row in sorted(result.models, key=lambda row: -row.score):
-        table.add_row(*cells(row))
-    console.print(
-        f"{result.name} with the scores of {result.scores}; ✓ where no other model is better in both", highlight=False
-    )
-    console.print(table)
+    terminal = standard_output(PIPED_WIDTH)
+    terminal.print(f"{result.name} with the scores of {result.scores}; ✓ where no other model is better in both")
+    best_first = sorted(result.models, key=lambda row: -row.score)
+    terminal.print_table(plain_table(HEAD, (cells(row) for row in best_first), gap=2))

@@ -28,31 +28,23 @@ from sim.commands.files_named import FILE
 from sim.commands.options import Report, gathered, json_option
 from sim.inputs.shipped import scenarios_folder
 from sim.studies.regression import accept, regress
-from sim.views.terminal import columns_of
-
-NAME_COLUMNS = 20
+from sim.views.terminal import PIPED_WIDTH, standard_output, words_table
 
 
 def _print(result: dict[str, Any]) -> None:
+    lines: list[tuple[str, str]] = []
     for row in result["runs"]:
-        errors = "  ".join(f"{k} {v:+.2%}" for k, v in row["errors"].items())
+        errors = ", ".join(f"{k} {v:+.2%}" for k, v in row["errors"].items())
         live, ours = row.get("live_step_time_error"), row.get("live_by_benchmarks")
-        by_both = f"  live {live:+.2%}" if live is not None else ""
+        by_both = f", live {live:+.2%}" if live is not None else ""
         by_both += f" (by benchmarks {ours:+.2%})" if ours is not None else ""
-        _line(row["name"], f"{errors}{by_both}")
+        lines.append((row["name"], f"{errors}{by_both}"))
         if "live_not_run" in row:
-            _line("", f"not run here: {row['live_not_run']}")
-        for line in row["grown"]:
-            _line("", f"WORSE: {line}")
-        for line in row["beyond"]:
-            _line("", f"BEYOND: {line}")
-    for name in result["missing"]:
-        _line(name, "MISSING: expected, but not there")
-
-
-def _line(name: str, text: str) -> None:
-    """Print a line whose text begins below the others', however wide the characters of the name are."""
-    print(f"{name}{' ' * (NAME_COLUMNS - columns_of(name))} {text}")
+            lines.append(("", f"not run here: {row['live_not_run']}"))
+        lines += [("", f"WORSE: {line}") for line in row["grown"]]
+        lines += [("", f"BEYOND: {line}") for line in row["beyond"]]
+    lines += [(name, "MISSING: expected, but not there") for name in result["missing"]]
+    standard_output(PIPED_WIDTH).print_table(words_table(lines))
 
 
 @click.command("regress", cls=Command)

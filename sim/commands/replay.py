@@ -168,29 +168,25 @@ def _page(result: ReplayResult, changed: Replay) -> str:
 
 
 def _print(result: ReplayResult) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from sim.core.units import change_percent, seconds
     from sim.views.replay_page import asked
+    from sim.views.terminal import plain_table, standard_output
 
-    console = Console()
+    terminal = standard_output()
     label = f", profiler step {result.profiler_step}" if result.profiler_step is not None else ""
-    console.print(f"[b]{escape(result.traces)}[/b]: {len(result.ranks)} of {counted(result.world_size, 'rank')}{label}")
+    terminal.print(f"{result.traces}: {len(result.ranks)} of {counted(result.world_size, 'rank')}{label}", "bold")
     before, again = seconds(result.recorded_step_s), seconds(result.replayed_step_s)
     if result.priced_on:
-        console.print(f"on {result.priced_on}: [b]{again}[/b] a step")
+        terminal.print(f"on {result.priced_on}: {again} a step")
     else:
-        console.print(f"recorded {before}, replayed unchanged {again} ({change_percent(result.error, 2)})")
+        terminal.print(f"recorded {before}, replayed unchanged {again} ({change_percent(result.error, 2)})")
     if result.what_if:
-        words = escape(", ".join(f"{k} {asked(v)}" for k, v in result.what_if.items()))
-        after = f"[b]{seconds(result.step_time_s)}[/b] ({change_percent(result.change, 1)})"
-        console.print(f"with {words}: {after}", soft_wrap=True)
-    table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
-    for row in result.per_rank[:32]:
-        table.add_row(str(row.after.rank), *(seconds(getattr(row.after, n)) for n in TIMES))
-    console.print(table)
-    console.print(f"{counted(result.nodes, 'node')}, {result.engine.path} engine", style="dim")
+        words = ", ".join(f"{k} {asked(v)}" for k, v in result.what_if.items())
+        after = f"{seconds(result.step_time_s)} ({change_percent(result.change, 1)})"
+        terminal.print(f"with {words}: {after}", whole=True)
+    heads = ("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
+    rows = ((str(row.after.rank), *(seconds(getattr(row.after, n)) for n in TIMES)) for row in result.per_rank[:32])
+    terminal.print_table(plain_table(heads, rows))
+    terminal.print(f"{counted(result.nodes, 'node')}, {result.engine.path} engine", "dim")
     for warning in result.warnings:
-        console.print(f"note: {escape(warning)}")
+        terminal.print(f"note: {warning}")

@@ -8,22 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sim.commands.rich_tables import as_printed, console_of
 from sim.core.long_runs import lines_while
 from sim.core.units import counted, n_bytes, seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
-    from rich.table import Table
-
     from sim.search.best_first import BestFirst
     from sim.search.found import BestLayout, ClusterSearch, ClustersResult, SearchResult
     from sim.search.runnable import Runnable
     from sim.views.sorted_table import Cell
+    from sim.views.terminal import Terminal, TextTable
 
 FOUND = re.compile(r"found [^;]*; ")
 TIED = 0.02  # of a step: errors of one scenario differ by more between quiet real runs (docs/real_runs.md)
@@ -90,35 +87,36 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
     files."""
     from sim.views.search_page import limit_words, unfinished_words
     from sim.views.sorted_table import word
+    from sim.views.terminal import PIPED_WIDTH, standard_output
 
-    console = console_of()
+    terminal = standard_output(PIPED_WIDTH)
     c = result.counts
     if said := unfinished_words(result):
-        console.print(said, style="bold", highlight=False)
-    console.print(f"{result.name}: {counted(result.gpus, 'GPU')}, {limit_words(result)}", highlight=False)
+        terminal.print(said, "bold")
+    terminal.print(f"{result.name}: {counted(result.gpus, 'GPU')}, {limit_words(result)}")
     if not c["legal"]:
         with_only = " with these values of --only" * bool(result.only or result.linked)
-        console.print(f"No layout is legal{with_only}: {result.why_none_legal}", highlight=False, markup=False)
+        terminal.print(f"No layout is legal{with_only}: {result.why_none_legal}")
         return
     if result.best:
-        console.print(_table([""], (([word(str(number))], row) for number, row in enumerate(result.best, 1))))
+        terminal.print_table(_table([""], (([word(str(number))], row) for number, row in enumerate(result.best, 1))))
     else:
-        console.print(_none_fits(result), highlight=False)
+        terminal.print(_none_fits(result))
     took = f"{result.wall_s:.1f} s on {counted(result.cores, 'core')}"
     left = f", {result.unexamined:,} not looked at" if result.unexamined is not None else ""
-    console.print(f"{_counts_words(c)}{left}; {took}", highlight=False)
+    terminal.print(f"{_counts_words(c)}{left}; {took}")
     for reason in _reasons(refusal.reason for refusal in result.refusals)[:REFUSALS_SHOWN]:
-        console.print(f"refused: {reason}", highlight=False, markup=False)
+        terminal.print(f"refused: {reason}")
     if tied := _tied(result.best):
-        console.print(tied, highlight=False)
+        terminal.print(tied)
     if any(row.tight for row in result.best):
         said = "tight: the odds that it fits, by the known error of predictions; --memory-limit leaves such layouts out"
-        console.print(said, highlight=False)
+        terminal.print(said)
     overlaps = {row.layout.tp_overlap for row in result.best if row.layout.tp > 1} - {"none"}
     if overlaps:
-        console.print(f"{', '.join(sorted(overlaps))}: parallelism.tp_overlap", highlight=False)
+        terminal.print(f"{', '.join(sorted(overlaps))}: parallelism.tp_overlap")
     if result.best and (run := result.best[0].runnable) is not None:
-        _print_runnable(run, len(result.best), saved, console)
+        _print_runnable(run, len(result.best), saved, terminal)
 
 
 def _tied(best: Sequence[BestLayout]) -> str:
@@ -144,32 +142,32 @@ def _reasons(reasons: Iterable[str]) -> list[str]:
     return list(by_rule.values())
 
 
-def _print_runnable(first: Runnable, listed: int, saved: Path | None, console: Console) -> None:
+def _print_runnable(first: Runnable, listed: int, saved: Path | None, terminal: Terminal) -> None:
     """How the first of the listed layouts is run, and where the files of all are."""
-    plain: Any = {"highlight": False, "markup": False, "soft_wrap": True}
-    console.print(f"layout 1: {first.command}", **plain)
+    terminal.print(f"layout 1: {first.command}", whole=True)
     if first.flags is not None:
-        console.print(f"\n{first.flags}\n", **plain)
+        terminal.print(f"\n{first.flags}\n", whole=True)
     else:
-        console.print(
-            "--for megatron|torchtitan searches only layouts that this trainer can run, and prints its flags", **plain
+        terminal.print(
+            "--for megatron|torchtitan searches only layouts that this trainer can run, and prints its flags"
         )
     if saved is None:
-        console.print("--save FOLDER writes each layout as a scenario; --json has the commands of all", **plain)
+        terminal.print("--save FOLDER writes each layout as a scenario; --json has the commands of all")
         return
     files = f"{saved / '1.yaml'}" + f" to {saved / f'{listed}.yaml'}" * (listed > 1)
-    console.print(f"wrote {files}; days of a training: stepsim run {saved / '1.yaml'} --tokens 15T", **plain)
+    terminal.print(f"wrote {files}; days of a training: stepsim run {saved / '1.yaml'} --tokens 15T", whole=True)
 
 
 def print_clusters(result: ClustersResult) -> None:
     """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given; of
     several numbers of GPUs, those of the fewest first."""
     from sim.views.clusters_page import NONE_FITS, PLACE, interrupted_words, name_of, place_cells
+    from sim.views.terminal import PIPED_WIDTH, standard_output
 
-    console = console_of()
+    terminal = standard_output(PIPED_WIDTH)
     if result.interrupted:
-        console.print(interrupted_words(result), style="bold", highlight=False)
-    console.print(f"{result.name}: {result.what}", highlight=False)
+        terminal.print(interrupted_words(result), "bold")
+    terminal.print(f"{result.name}: {result.what}")
 
     def rank(one: ClusterSearch) -> tuple[int, bool, float]:
         best = one.search.best[0]
@@ -179,21 +177,21 @@ def print_clusters(result: ClustersResult) -> None:
     found = [one for one in result.clusters if one.search.best]
     if found:
         rows = ((place_cells(result, one), one.search.best[0]) for one in sorted(found, key=rank))
-        console.print(_table(PLACE, rows))
+        terminal.print_table(_table(PLACE, rows))
     for one in result.clusters:
         if not one.search.best:
             why = one.search.why_none_legal or NONE_FITS
-            console.print(f"{name_of(result, one)}: {why}", highlight=False, markup=False)
+            terminal.print(f"{name_of(result, one)}: {why}")
     for one in found:
         if (run := one.search.best[0].runnable) is not None:
             words = f"{name_of(result, one)}: {run.command}"
-            console.print(words, highlight=False, markup=False, soft_wrap=True)
+            terminal.print(words, whole=True)
 
 
-def _table(first: Iterable[str], rows: Iterable[tuple[Sequence[Cell], BestLayout]]) -> Table:
+def _table(first: Iterable[str], rows: Iterable[tuple[Sequence[Cell], BestLayout]]) -> TextTable:
     """Layouts, each behind the cells of the `first` columns."""
     from sim.views.search_page import COLUMNS, COSTS, cells, cost_cells
-    from sim.views.sorted_table import sorted_table
+    from sim.views.sorted_table import as_printed, sorted_table
 
     head = {**dict.fromkeys(first, ""), **COLUMNS, **COSTS}
     return as_printed(sorted_table("", head, [[*own, *cells(row, short=True), *cost_cells(row)] for own, row in rows]))

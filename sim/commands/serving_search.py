@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import partial
 
-from sim.commands.rich_tables import as_printed, console_of, plain_table
 from sim.core.units import as_written, counted
 from sim.search.serving_found import FewestGpus, ServingLayout, ServingSearchResult
 
@@ -26,30 +24,28 @@ def print_serving_search(result: ServingSearchResult, top: int, command: Sequenc
     """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve. `command`: what
     simulates the searched scenario."""
     from sim.views.serving_search_page import layouts_table, row_words, same_host_words, searched_words
+    from sim.views.sorted_table import as_printed
+    from sim.views.terminal import PIPED_WIDTH, Column, TextRow, TextTable, standard_output
 
-    console = console_of()
-    say = partial(console.print, highlight=False)
-    say(f"{result.name}: {searched_words(result)}")
+    terminal = standard_output(PIPED_WIDTH)
+    terminal.print(f"{result.name}: {searched_words(result)}")
     if result.best:
-        console.print(as_printed(layouts_table(result, result.best[:top])))
+        terminal.print_table(as_printed(layouts_table(result, result.best[:top])))
     if words := _fewest_words(result, command):
-        console.print(words, highlight=False, markup=False, soft_wrap=True)
+        terminal.print(words, whole=True)
     for engines in result.same_host_times:
-        say(same_host_words(engines))
+        terminal.print(same_host_words(engines))
     for words in refused_words((row_words(each), each.reason) for each in result.refusals):
-        say(words, markup=False)
+        terminal.print(words)
     shown = result.curve[:: max(1, len(result.curve) // CURVE_SHOWN)]
     if shown:
-        say("throughput against speed for a user (best of all layouts and rates):")
-        table = plain_table()
-        for head in CURVE:
-            table.add_column(head, justify="right")
-        table.add_column("within limits")
-        table.add_column("layout")
-        for point in shown:
-            figures = [f"{getattr(point, key):,.4g}" for key in CURVE.values()]
-            table.add_row(*figures, NO_YES[point.within_slo], row_words(point))
-        console.print(table)
+        terminal.print("throughput against speed for a user (best of all layouts and rates):")
+        columns = *(Column(head, right=True) for head in CURVE), Column("within limits"), Column("layout", wraps=True)
+        rows = [
+            TextRow((*(f"{getattr(p, key):,.4g}" for key in CURVE.values()), NO_YES[p.within_slo], row_words(p)))
+            for p in shown
+        ]
+        terminal.print_table(TextTable(columns, rows, gap=2))
 
 
 def refused_words(refusals: Iterable[tuple[str, str]]) -> list[str]:

@@ -138,18 +138,23 @@ def _print_operators(simulation: Simulation) -> None:
     from sim.results.losses import operators_whole
     from sim.results.operator_times import time_by_operator, time_by_part
     from sim.views.part_names import part_name
+    from sim.views.terminal import plain_table, standard_output
 
-    whole = operators_whole(simulation.outcome)
+    terminal, whole = standard_output(), operators_whole(simulation.outcome)
     for of in time_by_part(simulation):
-        print(f"\nParts of rank{'s' * (not of.ranks.isdigit())} {of.ranks}, share of {whole}")
-        for part in of.parts:
-            print(f"  {part_name(part):45}{seconds(part.seconds):>10} {percent(part.share):>8}")
+        rows = [(part_name(part), seconds(part.seconds), percent(part.share)) for part in of.parts]
+        terminal.print()
+        terminal.print_table(plain_table((f"parts of {_named(of.ranks)}", "time", f"of {whole}"), rows))
     for ranks in time_by_operator(simulation):
-        print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of {whole}")
         shown = ranks.operators[:OPERATORS_SHOWN]
-        width = max([32, *(len(row.operator) + 2 for row in shown)])
-        for row in shown:
-            print(f"  {row.operator:{width}}{row.phase:13}{seconds(row.seconds):>10} {percent(row.share):>8}")
+        times = [(row.operator, row.phase, seconds(row.seconds), percent(row.share)) for row in shown]
+        heads = (f"operators of {_named(ranks.ranks)}", "phase", "time", f"of {whole}")
+        terminal.print()
+        terminal.print_table(plain_table(heads, times, words=2))
+
+
+def _named(ranks: str) -> str:
+    return f"rank{'s' * (not ranks.isdigit())} {ranks}"
 
 
 def _write_chakra(scenario: Scenario, prefix: Path) -> None:

@@ -148,9 +148,8 @@ def models(name: str | None) -> None:
 def clusters(name: str | None) -> None:
     """List the shipped clusters, and the GPUs of which a cluster may be made, or those that say NAME; a whole name
     shows one in full"""
-    from textwrap import fill
-
     from sim.views.scenario_words import cluster_words
+    from sim.views.terminal import standard_output
     from topology.presets import CLUSTERS, GPUS
 
     if name is not None and (name in CLUSTERS or name in GPUS):
@@ -162,7 +161,7 @@ def clusters(name: str | None) -> None:
         gpus = [(one, f"a GPU, for cluster: {{gpu: {one}}}") for one in GPUS]
         return _print_pairs(_that_say(name, [*pairs, *gpus], "clusters"))
     _print_pairs(pairs)
-    click.echo(f"\nGPUs, for cluster: {{gpu: NAME}}:\n{fill(', '.join(GPUS), 100)}")
+    standard_output().print(f"\nGPUs, for cluster: {{gpu: NAME}}:\n{', '.join(GPUS)}")
 
 
 @main.command("completion", cls=Command)
@@ -193,8 +192,7 @@ def _that_say(word: str, pairs: Iterable[tuple[str, str]], command: str) -> list
     return found
 
 
-def _print_pairs(pairs: Any) -> None:
-    rows = list(pairs)
-    width = max(len(name) for name, _ in rows)
-    for name, about in rows:
-        click.echo(f"{name:{width}}  {about}")
+def _print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    from sim.views.terminal import PIPED_WIDTH, standard_output, words_table
+
+    standard_output(PIPED_WIDTH).print_table(words_table(pairs))

@@ -19,16 +19,14 @@ import click
 from sim.commands.command import Command
 from sim.commands.layout_options import linked_rows
 from sim.commands.options import Study, scenario_argument, study_options
-from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
 from sim.core.units import as_written, counted, n_bytes
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sim.studies.sweep_found import SweepResult, SweepRow
     from sim.studies.sweep_metrics import Workload
     from sim.studies.sweep_worker import Change
+    from sim.views.terminal import TextTable
 
 MOST_KEYS = 8
 MOST_STEPS = 100_000
@@ -165,61 +163,56 @@ def _check_count(count: int, label: str) -> None:
         raise InputError(f"{label}: makes {max(0, count):,} combinations; from 1 to {MOST_STEPS:,} can be simulated")
 
 
-def _memory(rows: Sequence[SweepRow], keys: Sequence[str]) -> Table:
+def _memory(rows: Sequence[SweepRow], keys: Sequence[str]) -> TextTable:
     """Memory of each row's fullest rank by category."""
+    from sim.views.terminal import plain_table
+
     names = list(dict.fromkeys(name for row in rows for name in row.memory))
-    table = plain_table()
-    for key in keys:
-        table.add_column(key, overflow="fold")
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-    for row in rows:
-        if row.memory:
-            sizes = (n_bytes(row.memory.get(name, 0.0)) for name in names)
-            table.add_row(*(as_written(value) for value in row.values.values()), *sizes)
-    return table
+    sizes = (
+        (*map(as_written, row.values.values()), *(n_bytes(row.memory.get(name, 0.0)) for name in names))
+        for row in rows
+        if row.memory
+    )
+    return plain_table([*keys, *(name.replace("_", " ") for name in names)], sizes, len(keys), gap=2)
 
 
 def print_result(result: SweepResult) -> None:
     """A table of all combinations, the best by the metric first where there are very many; refused ones with the
     number of their reason."""
     from sim.views.sweep_page import incomplete_words, lost_words, metric_words, short_keys
+    from sim.views.terminal import PIPED_WIDTH, plain_table, standard_output
 
-    console = console_of()
+    terminal = standard_output(PIPED_WIDTH)
     if result.left is not None:
-        console.print(incomplete_words(result), style="bold", highlight=False)
+        terminal.print(incomplete_words(result), "bold")
     rows, faults, metric = result.rows, result.about_faults, result.compared
     shown: Sequence[SweepRow] = rows
     if len(rows) > ROWS_SHOWN:
         sign = -1 if metric.more_is_better else 1
         shown = sorted(result.done, key=lambda row: sign * row.number(metric))[:ROWS_SHOWN]
-    table = plain_table()
-    for name in short_keys(result.vary).values():
-        table.add_column(name, overflow="fold")
-    for m in result.metrics:
-        table.add_column(m.name, justify="right", no_wrap=True)
-    if faults:
-        table.add_column("lost to faults", justify="right", no_wrap=True)
+    keys = list(short_keys(result.vary).values())
+    heads = [*keys, *(m.name for m in result.metrics), *["lost to faults"] * faults]
     reasons = list(dict.fromkeys(r.refused for r in shown if r.refused))
+    table = []
     for row in shown:
-        values = [as_written(v) for v in row.values.values()]
         if row.refused:
-            table.add_row(*values, f"refused ({reasons.index(row.refused) + 1})")
+            numbers = [f"refused ({reasons.index(row.refused) + 1})", *[""] * (len(heads) - len(keys) - 1)]
         else:
-            lost = [lost_words(row)] if faults else []
-            table.add_row(*values, *(metric_words(row, m) for m in result.metrics), *lost)
-    console.print(table)
+            numbers = [*(metric_words(row, m) for m in result.metrics), *([lost_words(row)] if faults else [])]
+        table.append((*map(as_written, row.values.values()), *numbers))
+    terminal.print_table(plain_table(heads, table, len(keys), gap=2))
     if result.not_measured:
-        console.print(result.not_measured, highlight=False, markup=False)
+        terminal.print(result.not_measured)
     if any(row.memory for row in shown):
-        console.print(_memory(shown, list(short_keys(result.vary).values())))
+        terminal.print()
+        terminal.print_table(_memory(shown, keys))
     if any(not row.refused and not row.fits_in_memory for row in shown):
-        console.print("✗ does not fit in memory", highlight=False)
+        terminal.print("✗ does not fit in memory")
     if len(shown) < len(rows):
         said = f"the best {len(shown)} of {len(rows):,} by {metric.name}; --json and --html have all"
-        console.print(said, highlight=False)
+        terminal.print(said)
     for number, reason in enumerate(reasons, 1):
-        console.print(f"({number}) refused: {reason}", highlight=False, markup=False)
+        terminal.print(f"({number}) refused: {reason}")
     cores = counted(result.cores, "core")
     what = "steps" if result.workload == "training" else "workloads"
-    console.print(f"{len(rows):,} {what} in {result.wall_s:.1f} s on {cores}", highlight=False)
+    terminal.print(f"{len(rows):,} {what} in {result.wall_s:.1f} s on {cores}")

@@ -92,6 +92,15 @@ class TaskKind(Struct, frozen=True):
     named: Callable[[Step], str] | None = None
     work: Work | None = None
 
+    @property
+    def operators(self) -> int:
+        """The operators and communications of one rank that a task is."""
+        if isinstance(self.work, WholeAction):  # what it launches are tasks of their own
+            program = self.work.program
+            own = (task for task in program.tasks if task.stream not in program.launch_streams)
+            return sum(task.detail.operators for task in own)
+        return self.detail.operators
+
 
 def named_actions(step: Step) -> str:
     """Return the actions of a step in words."""
@@ -253,6 +262,15 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
         # gives three columns even to an empty table.
         table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
         return TimelineSlots(*ragged(counts, self.task_kind), table)
+
+    @property
+    def stands_for(self) -> int:
+        """The number of operators and communications of all ranks that the tasks are."""
+        often = np.bincount(self.task_kind, minlength=len(self.task_kinds)).tolist()
+        return sum(
+            number * kind.operators * sum(len(self.classes[c].ranks) for c in {c for c, *_ in kind.rows})
+            for kind, number in zip(self.task_kinds, often, strict=True)
+        )
 
     def slot_table(self) -> Ints:
         """Return `slots` as [places, 4]: task, class, stream, kind; ordered by task."""

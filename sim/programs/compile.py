@@ -358,6 +358,7 @@ def _launch(tasks: Sequence[LocalTask], stream: str, ends: Sequence[float]) -> L
     mine = [i for i, t in enumerate(tasks) if t.stream == stream]
     seconds = sum(tasks[i].seconds for i in mine)
     first = tasks[mine[0]]
-    total = sum(tasks[i].detail.bytes for i in mine)
-    detail = first.detail._replace(bytes=total) if len(mine) > 1 else first.detail
+    details = [tasks[i].detail for i in mine]
+    total, operators = sum(d.bytes for d in details), sum(d.operators for d in details)
+    detail = first.detail._replace(bytes=total, operators=operators) if len(mine) > 1 else first.detail
     return Launch(stream, first.kind, max(0.0, ends[mine[-1]] - seconds), seconds, detail)

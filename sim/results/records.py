@@ -127,9 +127,14 @@ class Provenance(Record, frozen=True):
 
 
 class Engine(Record, frozen=True, kw_only=True):
-    """Size of the simulation itself, and the seconds from the plan to the metrics."""
+    """Size of the simulation itself, and the seconds from the plan to the metrics.
+
+    `stands_for`: the operators and communications of all ranks that its tasks are; equal ranks share a task, and so do
+    the operators of an action.
+    """
 
     tasks: int
+    stands_for: int | None = None
     events: int | None = None
     wall_s: float
     path: str  # simpy or static

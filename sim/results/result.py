@@ -319,6 +319,7 @@ def _engine(sim: FinishedStep, begin: float) -> Engine:
     """`begin`: when the metrics began."""
     return Engine(
         tasks=len(sim.built.graph),
+        stands_for=sim.built.graph.stands_for,
         events=sim.times.events,
         wall_s=sim.wall_s + time.perf_counter() - begin,
         path=sim.times.path,

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.core.units import allocated_reserved, change_s, percent, seconds
-from sim.results.fit import SURE
+from sim.results.fit import EVEN, SURE
 
 if TYPE_CHECKING:
     from sim.studies.advice import Tried
 
 ADVICE_HEAD = ("--set", "Step", "Change", "In %", "Peak/reserved", "Fits")  # short: so that a schedule's name has room
+
+ADVICE_NOTE = (
+    f"A change that does not help, or that fits with odds below {100 * EVEN:.0f} %, is left out; ✓: odds of "
+    f"{100 * SURE:.0f} % or more."
+)
 
 
 def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:

@@ -11,11 +11,9 @@ from sim.inputs.units import unit_of
 from sim.results.figures import figure_of, statistic_of
 from sim.views.palette import style_of
 from sim.views.part_names import named_part
+from sim.views.terminal import PIPED_WIDTH, TextTable, plain_table, standard_output
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from sim.views.headline import Number
 
 OPERATORS_SHOWN = 15  # in a terminal, those that change most
@@ -87,21 +85,22 @@ def other_programs(found: Mapping[str, Any]) -> str:
     return words and f"A and B are different programs: {words}. The tables stand side by side, without a change."
 
 
-def print_difference(found: Mapping[str, Any], console: Console) -> None:
-    """Tables a person can read."""
+def print_difference(found: Mapping[str, Any]) -> None:
+    """Tables a person can read, on standard output."""
+    terminal = standard_output(PIPED_WIDTH)
     name_a, name_b = found["names"]
-    console.print(f"A: {name_a}\nB: {name_b}", highlight=False, markup=False)
+    terminal.print(f"A: {name_a}\nB: {name_b}")
     if not found["keys"]:
-        console.print("The scenarios are equal.")
+        terminal.print("The scenarios are equal.")
     if found["follow"]:
-        console.print(f"These differ because of the keys below: {', '.join(found['follow'])}", highlight=False)
+        terminal.print(f"These differ because of the keys below: {', '.join(found['follow'])}")
     if said := other_programs(found):
-        console.print(said, highlight=False, markup=False)
+        terminal.print(said)
     for table in tables(found):
-        console.print()
-        console.print(_rich(table))
+        terminal.print()
+        terminal.print_table(_printed(table))
     for line in misfits(found):
-        console.print(line, style="bold red")
+        terminal.print(line, "bold red")
 
 
 def difference_page(found: Mapping[str, Any]) -> str:
@@ -133,23 +132,15 @@ def _row(name: str, pair: Mapping[str, Any], a: str, b: str) -> tuple[Cell, ...]
     return Cell(name, name), Cell(pair["a"], a), Cell(pair["b"], b), Cell(change or 0.0, _change(pair))
 
 
-def _rich(table: Rows) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def _printed(table: Rows) -> TextTable:
     first, *others = table.head
-    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    out.add_column(first or table.title.lower(), overflow="fold")
-    for name in others:
-        out.add_column(name, justify="right", overflow="fold")
     rows = table.rows[: table.printed]
-    for row in rows:
-        out.add_row(*(cell.shown for cell in row))
     left = [a.value != b.value for _, a, b, *_ in table.rows[len(rows) :]]
     counts = ((sum(left), "smaller changes"), (len(left) - sum(left), "without change"))
-    if said := ", ".join(f"{number} {words}" for number, words in counts if number):
-        out.add_row(f"and {said}", *[""] * len(others))
-    return out
+    said = ", ".join(f"{number} {words}" for number, words in counts if number)
+    more = [(f"and {said}", *("" for _ in others))] if said else []
+    shown = (tuple(cell.shown for cell in row) for row in rows)
+    return plain_table((first or table.title.lower(), *others), [*shown, *more], gap=2)
 
 
 def named_figure(key: str) -> str:

@@ -10,8 +10,8 @@ from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
 from sim.views.headline import Number, fit_words, of_gpu_words
 from sim.views.scenario_words import gpus_words, layout_words, model_words
-from sim.views.summary import numbers_table, plain_table, print_provenance, words_table
-from sim.views.terminal import Terminal
+from sim.views.summary import numbers_table, print_provenance
+from sim.views.terminal import Terminal, plain_table, words_table
 from topology.spec import GpuSpec
 
 PHASE_HEAD = ("Phase", "GPUs", "Starts", "Takes", "Of the step")

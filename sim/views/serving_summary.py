@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.serving_plots import promise_words
-from sim.views.summary import print_summary, words_table
-from sim.views.terminal import Terminal
+from sim.views.summary import print_summary
+from sim.views.terminal import Terminal, words_table
 
 if TYPE_CHECKING:
     from sim.serve.results.records import ScalingUse, ServingResult

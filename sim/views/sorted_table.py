@@ -1,4 +1,4 @@
-"""A table of layouts on a page, which a click on a head sorts; `templates/parts.html` has its HTML."""
+"""A table of layouts: printed, and on a page, where a click on a head sorts it (its HTML: `templates/parts.html`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sim.core.units import percent
+from sim.views.terminal import Column, TextRow, TextTable
 
 Cell = tuple[str, str]  # the text to sort by, and the text shown; where the two differ, it is a number
 NOTHING: Cell = ("", "–")
@@ -35,6 +36,15 @@ def sorted_table(
     titles = list(head.items())
     shown = [[row[i] for i in kept] for row in rows]
     return SortedTable(name, [titles[i] for i in kept], shown, copies, kept.index(wide) if wide in kept else 0)
+
+
+def as_printed(table: SortedTable) -> TextTable:
+    """The table for a terminal: numbers stand right, words wrap."""
+    is_number = [any(value != text for value, text in (row[i] for row in table.rows)) for i in range(len(table.head))]
+    columns = [
+        Column(title, number, wraps=not number) for (title, _), number in zip(table.head, is_number, strict=True)
+    ]
+    return TextTable(columns, [TextRow(tuple(text for _, text in row)) for row in table.rows], gap=2)
 
 
 def word(text: str) -> Cell:

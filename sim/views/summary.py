@@ -9,13 +9,13 @@ from sim.core.units import count, counted, n_bytes, percent, ranks_text, seconds
 from sim.results.certainty import is_shipped
 from sim.results.evidence import nearest
 from sim.results.losses import idle_parts, teacher_s
-from sim.results.records import tightest
+from sim.results.records import Engine, tightest
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.headline import Number, evidence_line, headline
 from sim.views.palette import memory_styles
 from sim.views.scenario_words import layout_line
-from sim.views.terminal import Cell, Column, Span, Terminal, TextRow, TextTable
+from sim.views.terminal import Cell, Column, Span, Terminal, TextRow, TextTable, plain_table
 from topology.presets import GPUS
 
 if TYPE_CHECKING:
@@ -70,18 +70,6 @@ def print_summary(
         terminal.print("faults.failures slows no single step; --days 30 simulates 30 days of failures and checkpoints")
     terminal.print()
     print_provenance(result, terminal, _evidence(result))
-
-
-def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:
-    """A table whose columns stand right, but for the first."""
-    return TextTable(
-        tuple(Column(head, right=i > 0) for i, head in enumerate(heads)), [TextRow(tuple(r)) for r in rows]
-    )
-
-
-def words_table(rows: Iterable[tuple[str, str]]) -> TextTable:
-    """Names, and what there is to say about each."""
-    return TextTable((Column(style="dim"), Column(wraps=True)), [TextRow(row) for row in rows], gap=2)
 
 
 def numbers_table(numbers: Sequence[Number]) -> TextTable:
@@ -235,6 +223,19 @@ def _evidence(result: StepResult | ServingResult) -> list[str]:
     return lines + [f"similar published step: {evidence_line(row)}" for row in nearest(result.scenario, 2)]
 
 
+def simulated_words(engine: Engine) -> str:
+    """Say how much was simulated, and what equal ranks and whole actions stand for.
+
+    >>> simulated_words(Engine(tasks=106, stands_for=1_234_567, simulated_ranks=1, wall_s=0.1, path="simpy"))
+    '106 tasks on 1 rank, which stand for 1,234,567 operators and communications on all ranks,'
+    """
+    tasks = counted(engine.tasks, "task")
+    if engine.stands_for is None or engine.simulated_ranks is None:
+        return tasks
+    of_all = f"which stand for {counted(engine.stands_for, 'operator')} and communications on all ranks"
+    return f"{tasks} on {counted(engine.simulated_ranks, 'rank')}, {of_all},"
+
+
 def print_provenance(
     result: StepResult | ServingResult | RlResult, terminal: Terminal, before: Iterable[str] = ()
 ) -> None:
@@ -251,7 +252,7 @@ def print_provenance(
     for line in (
         *before,
         f"operator times: {named}{further}" + (f": {shares}" if shares else ""),
-        f"simulated {counted(engine.tasks, 'task')} in {seconds(engine.wall_s)} with the {engine.path} engine",
+        f"simulated {simulated_words(engine)} in {seconds(engine.wall_s)} with the {engine.path} engine",
     ):
         terminal.print(line, "dim")
     for warning in result.warnings:

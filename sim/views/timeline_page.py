@@ -20,7 +20,7 @@ from sim.results.losses import (
 )
 from sim.results.operator_times import host_wait_s
 from sim.results.result import StepResult
-from sim.views.advice_rows import ADVICE_HEAD, advice_rows
+from sim.views.advice_rows import ADVICE_HEAD, ADVICE_NOTE, advice_rows
 from sim.views.curves import curve_columns, fullest
 from sim.views.headline import evidence_line, headline, memory_limit_bytes
 from sim.views.page import page, view_data
@@ -111,6 +111,7 @@ def timeline_page(
         critical=bool(len(critical)),
         curves=_curve_names(timeline, memory),
         advice_head=ADVICE_HEAD,
+        advice_note=ADVICE_NOTE,
         fullest=fullest(memory) if memory else 0,
         styles=styles,
         rank_colours=_RANK_COLOURS,

@@ -132,6 +132,15 @@ def step() -> str:
     return timeline_page(done.outcome, done.timeline, done.memory_over(1), done.critical_rows, details)
 
 
+def diagnosis() -> str:
+    from sim.traces.diagnosis import diagnose
+    from sim.views.diagnosis import diagnosis_page
+    from tests.sim.traces.test_diagnosis import joined, kernels
+
+    recording = joined([kernels(rank, 4, 2.0 if rank == 2 else 1.0, 30.0, range(4)) for rank in range(4)])
+    return diagnosis_page(diagnose(recording), recording)
+
+
 def drawn_map() -> str:
     return map_page(small())
 
@@ -140,7 +149,10 @@ def topology() -> str:
     return topology_page(CLUSTERS["dgx-h100"])
 
 
-@pytest.mark.parametrize("make", [search, clusters, serving_search, diff, step, drawn_map, compared, topology])
+EVERY = [search, clusters, serving_search, diff, diagnosis, step, drawn_map, compared, topology]
+
+
+@pytest.mark.parametrize("make", EVERY)
 def test_it_fits_every_screen_light_and_dark(open_page: Callable[[str], Any], make: Callable[[], str]) -> None:
     page = open_page(make())
     for width, scheme in SCREENS:
@@ -162,6 +174,23 @@ def test_it_fits_every_screen_light_and_dark(open_page: Callable[[str], Any], ma
         for head in page.locator("main table th.num button").all()[:1]:
             head.click()
             assert page.locator("th[aria-sort]").count() >= 1
+
+
+@pytest.mark.parametrize("make", EVERY)
+def test_a_table_says_what_is_out_of_sight(open_page: Callable[[str], Any], make: Callable[[], str]) -> None:
+    """The line above a table counts the columns that a person cannot see, until they were scrolled to."""
+    page = open_page(make())
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true })")
+    for width in (480, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(150)
+        for box in page.locator("main .scroll").all():
+            hint = box.locator("xpath=preceding-sibling::*[1]")
+            hidden = box.evaluate("(b) => b.scrollWidth - b.clientWidth")
+            assert ("to the right" in hint.text_content()) == (hidden > 1), width
+            box.evaluate("(b) => { b.scrollLeft = b.scrollWidth; b.scrollTop = b.scrollHeight }")
+            page.wait_for_timeout(50)
+            assert hint.text_content() == ""
 
 
 @pytest.mark.parametrize("make", [search, topology])

@@ -1,4 +1,5 @@
-// Tables: a click on a head sorts, a button copies the table as CSV, another a row's scenario as YAML or its command.
+// Tables: a click on a head sorts, a button copies the table as CSV, another a row's scenario as YAML or its command; a
+// line says how many columns and rows are out of sight.
 "use strict";
 (() => {
   window.stepsim ??= {}
@@ -42,6 +43,26 @@
   stepsim.csv = (table) => [...table.rows].map((row) => [...row.cells].filter((cell) => !cell.hasAttribute("data-tools"))
     .map((cell) => quoted(plain(cell.dataset.value ?? cell.textContent))).join(",")).join("\n") + "\n"
 
+  const beyond = (cells, side, edge) => [...cells].filter((cell) => cell.getBoundingClientRect()[side] > edge + 1).length
+  const counted = (n, one) => `${n} more ${one}${n > 1 ? "s" : ""}`
+  const hintOf = (box, table) => {
+    const hint = document.createElement("p")
+    hint.className = "hint more noprint"
+    const look = () => {
+      const edges = box.getBoundingClientRect(), first = table.rows[0]
+      const columns = first ? beyond(first.cells, "right", edges.left + box.clientWidth) : 0
+      const rows = beyond(table.rows, "bottom", edges.top + box.clientHeight)
+      hint.textContent = [columns && `${counted(columns, "column")} to the right →`, rows && `${counted(rows, "row")} below ↓`]
+        .filter(Boolean).join(", ") + (columns || rows ? ": scroll" : "")
+      const scrolls = box.scrollWidth > box.clientWidth + 1 || box.scrollHeight > box.clientHeight + 1
+      if (scrolls) box.tabIndex = 0  // for arrow keys
+      else box.removeAttribute("tabindex")
+    }
+    box.addEventListener("scroll", look, {passive: true})
+    new ResizeObserver(look).observe(box)
+    box.before(hint)
+  }
+
   for (const table of document.querySelectorAll("main table")) {
     if (!table.closest(".scroll")) {
       const box = document.createElement("div")
@@ -66,6 +87,7 @@
     button.textContent = "Copy CSV"
     button.addEventListener("click", () => stepsim.copy(stepsim.csv(table), button))
     box.after(button)
+    hintOf(box, table)
   }
   for (const button of document.querySelectorAll("button[data-copy]")) {
     button.addEventListener("click", () => stepsim.copy(button.dataset.copy, button))

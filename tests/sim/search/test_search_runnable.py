@@ -193,7 +193,7 @@ def test_tables_of_several_numbers_of_gpus(file: Path, tmp_path: Path, capsys: p
     assert exit_code(main, str(file), "--gpus", "8,16", *options) == 0
     said = capsys.readouterr().out
     assert f"{file.stem}: the best layouts of 8 and 16 GPUs" in said
-    assert " GPUs  Layout" in said
+    assert "GPUs  Layout" in said
     assert "16 GPUs: " in said  # no layout of them has dp 8
     text = page.read_text()
     assert "Best layouts of each number of GPUs" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from collections import Counter
 
 import pytest
 import synthetic
@@ -114,7 +115,7 @@ def test_columns_are_as_wide_as_their_cells_and_no_space_ends_a_line() -> None:
     ]
 
 
-def test_where_there_is_no_room_columns_that_wrap_go_first_and_others_are_cut() -> None:
+def test_where_there_is_no_room_columns_of_words_wrap() -> None:
     columns = Column(wraps=True), Column(right=True)
     assert table(20, columns, ("two words here", "12.345 s")) == ["two words   12.345 s", "here"]
     indented = Column(wraps=True, indents=True), Column(right=True)
@@ -125,8 +126,32 @@ def test_where_there_is_no_room_columns_that_wrap_go_first_and_others_are_cut() 
     ]
     columns = Column(most=5), Column()
     assert table(80, columns, ("long name", "x")) == ["long…   x"]
-    narrow = table(17, (Column(), Column()), ("0123456789", (Span("#" * 12),)))
-    assert narrow == ["012345…   #######"]
+
+
+def test_a_row_without_room_stands_by_itself_with_the_names_of_its_columns() -> None:
+    columns = Column("step"), Column("time", right=True), Column("", wraps=True), Column("█ busy")
+    assert table(24, columns, ("forward", "12.345 s", "90 % interval 12 s", (Span("████"),))) == [
+        "step",
+        "█ busy",
+        "─" * 24,
+        "forward  time 12.345 s",
+        "  90 % interval 12 s",
+        "  ████",
+    ]
+
+
+WORDS = st.lists(st.sampled_from(["step", "90", "%", "1.234", "GiB", "interval", "–"]), min_size=1, max_size=9)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=4), st.integers(16, 90), st.booleans())
+def test_every_word_of_a_table_stands_whole_at_every_width(
+    rows: list[tuple[list[str], ...]], width: int, wraps: bool
+) -> None:
+    columns = Column("head", wraps=True), Column(right=True), Column("more", wraps=wraps)
+    lines = table(width, columns, *(tuple(map(" ".join, row)) for row in rows))
+    assert max(map(len, lines)) <= width
+    shown = Counter(word for line in lines for word in line.split())
+    assert Counter(word for row in rows for cell in row for word in cell) <= shown
 
 
 def test_names_are_not_markup(result: StepResult) -> None:
