@@ -30,12 +30,14 @@ WITHOUT_JSON = ("clusters", "models", "scenarios")  # commands of stepsim that p
 
 
 class Figure(NamedTuple):
-    """A number that a deck says; `how`: an expression over the command's JSON (`value`), or over the text it prints."""
+    """A number that a deck says; `how`: an expression over the command's JSON (`value`), or over the text it prints;
+    `why`: where the tolerance comes from."""
 
     name: str
     said: float
     tolerance: float
     how: str
+    why: str = ""
 
     def verdict(self, shown: float | None) -> str:
         """Say of what a command shows that it is off the deck's number.
@@ -98,16 +100,23 @@ def shown(row: CourseRow) -> list[float | None]:
     if not row.figures:
         return []
     try:
-        found = result_of(row.command)
+        found = result_of(row.command).found
     except InputError as error:
         print(f"row {row.row}: {error}", file=sys.stderr)
         return [None for _ in row.figures]
     return [value(figure.how, found) for figure in row.figures]
 
 
+class Ran(NamedTuple):
+    """What a command gave: its JSON, or the text again where it has none, and the text that it printed."""
+
+    found: Any
+    printed: str
+
+
 @cache
-def result_of(command: str) -> Any:
-    """The JSON of a command of `stepsim`, run in this process; of one that has none, the text that it prints.
+def result_of(command: str) -> Ran:
+    """What a command gives, run in this process if it is one of `stepsim`.
 
     It runs in a folder of its own, in which `scenarios` are the shipped ones.
 
@@ -120,7 +129,7 @@ def result_of(command: str) -> Any:
         return _in_process(words) if name == "stepsim" else _as_process(words)
 
 
-def _in_process(words: Sequence[str]) -> Any:
+def _in_process(words: Sequence[str]) -> Ran:
     from sim.commands.stepsim import main
 
     out, printed, said = Path("result.json").resolve(), StringIO(), StringIO()
@@ -132,16 +141,17 @@ def _in_process(words: Sequence[str]) -> Any:
             code = end.code
     if code:
         raise InputError(f"{shlex.join(['stepsim', *words])}: {said.getvalue().strip()}")
-    return json.loads(out.read_text("utf-8")) if wanted else printed.getvalue()
+    text = printed.getvalue()
+    return Ran(json.loads(out.read_text("utf-8")) if wanted else text, text)
 
 
-def _as_process(words: Sequence[str]) -> str:
+def _as_process(words: Sequence[str]) -> Ran:
     line = [sys.executable, *words]
     done = subprocess.run(line, capture_output=True, text=True, encoding="utf-8", timeout=PATIENCE_S)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         raise InputError(f"{shlex.join(['python', *words])}: {''.join(last)}")
-    return done.stdout
+    return Ran(done.stdout, done.stdout)
 
 
 OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -56,5 +56,8 @@ def _print(row: CourseRow, shown: Sequence[float | None]) -> None:
     if figures:
         terminal.print()
         terminal.print_table(plain_table(("figure", "said", "within", "shown", ""), figures, gap=2))
+    for figure in row.figures:
+        if figure.why:
+            terminal.print(f"{figure.name}: {figure.why}", "dim")
     if row.note:
         terminal.print(f"\n{row.note}")

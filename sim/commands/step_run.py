@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -130,6 +131,7 @@ def _show(
         standard_output().print(f"--advise simulates changes that might {aim}")
     if options.operators:
         _print_operators(simulation)
+        _print_collectives(simulation)
 
 
 def _print_operators(simulation: Simulation) -> None:
@@ -151,6 +153,31 @@ def _print_operators(simulation: Simulation) -> None:
         heads = (f"operators of {_named(ranks.ranks)}", "phase", "time", f"of {whole}")
         terminal.print()
         terminal.print_table(plain_table(heads, times, words=2))
+
+
+def _print_collectives(simulation: Simulation) -> None:
+    """Bytes that a rank of each class hands to collectives and sends to other stages, and how fast they go."""
+    from sim.core.units import n_bytes, rate, seconds
+    from sim.results.operator_times import time_by_operator
+    from sim.views.terminal import plain_table, standard_output
+    from topology.collective_kinds import KINDS, bus_factor
+
+    rows = []
+    for ranks in time_by_operator(simulation):
+        taken_s = Counter[str]()
+        for row in ranks.operators:
+            taken_s[row.operator] += row.seconds
+        for c in (c for c in simulation.outcome.communication if c.rank == ranks.rank):
+            time_s, speed = taken_s[f"{c.group} {c.kind}"], ""
+            if time_s and c.kind in KINDS:
+                factor = bus_factor(c.kind, simulation.plan.group_size(c.group))
+                speed = rate(factor * c.bytes / time_s, "B/s")
+            taken = seconds(time_s) if time_s else ""
+            rows.append((_named(ranks.ranks), c.group, c.kind.replace("_", "-"), n_bytes(c.bytes), taken, speed))
+    terminal = standard_output()
+    terminal.print()
+    heads = ("ranks", "group", "collective", "bytes in a step", "time", "bus bandwidth")
+    terminal.print_table(plain_table(heads, rows, words=3, gap=2))
 
 
 def _named(ranks: str) -> str:

@@ -13,6 +13,7 @@ from sim.core.actions import Kind
 from sim.core.gc_paused import no_collection
 from sim.core.operator_kinds import MODEL_FLOPS_KINDS
 from sim.core.program import Compute
+from sim.graph.taskgraph import Message
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.prices.rank_prices import efficiencies_not_read
@@ -97,7 +98,8 @@ class Contention(Record, frozen=True):
 
 
 class Communication(Record, frozen=True):
-    """Bytes that a rank hands to one kind of collective of one group in a step, as nccl-tests counts them."""
+    """Bytes that a rank hands to one kind of collective of one group in a step, as nccl-tests counts them, or sends to
+    other pipeline stages (kind `send`, group `pp`)."""
 
     rank: int
     kind: str
@@ -288,11 +290,16 @@ def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
 
 
 def _communication(sim: FinishedStep) -> tuple[Communication, ...]:
-    """Return the bytes that each class of ranks sends in a step, by kind and group."""
+    """Return the bytes that each class of ranks sends in a step, by kind and group; `send pp`: to the next stages."""
+    graph, sent = sim.built.graph, np.zeros(len(sim.plan.classes))
+    often = np.bincount(graph.task_kind, minlength=len(graph.task_kinds))
+    for kind, number in zip(graph.task_kinds, often.tolist(), strict=True):
+        if isinstance(kind.work, Message):
+            sent[kind.work.sender] += kind.work.bytes * number
     return tuple(
         Communication(c.rank, kind, group, size)
-        for c, traffic in zip(sim.plan.classes, sim.built.traffic, strict=True)
-        for (kind, group), size in sorted(traffic.items())
+        for c, traffic, messages in zip(sim.plan.classes, sim.built.traffic, sent.tolist(), strict=True)
+        for (kind, group), size in sorted((traffic | ({("send", "pp"): messages} if messages else {})).items())
     )
 
 

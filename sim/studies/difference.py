@@ -18,6 +18,7 @@ TIMES = (
     *(f"{name}.{statistic}" for name in LATENCIES for statistic in ("p50", "p99")),
     *("output_tokens_per_s", "output_tokens_per_s_per_gpu", "comm_share"),
 )
+NO_CATEGORIES = ("ranks", "rank", "count", "beside", "uncertainty", "least_odds")  # of a row of memory
 
 
 def difference(a: Result, b: Result) -> dict[str, Any]:
@@ -25,8 +26,9 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
 
     Every entry is `{a, b, change}`, `change` being b ÷ a − 1, null where a is 0. `keys`: of the resolved scenarios,
     those that differ, null where one side has none; `follow`: keys that differ because of them. `memory_bytes`: of
-    the fullest ranks. `critical_path_s`: by kind. `buffer_bytes`: by kind and group, the sum of the first rank's
-    collectives, each as nccl-tests counts it (the whole buffer; a ring sends twice as much for an all-reduce).
+    the fullest ranks. `critical_path_s`: by kind. `buffer_bytes`: by kind and group, the sum of a rank's collectives
+    and messages, of the rank with most; each as nccl-tests counts it (the whole buffer; a ring sends twice as much for
+    an all-reduce).
     `parts_s`, `operators_s`: of the first class of ranks, where both results have them.
     """
     keys = {key: {"a": x, "b": y} for key, x, y in differing_keys(a["scenario"], b["scenario"]) if key != "name"}
@@ -102,12 +104,15 @@ def _memory(result: Result) -> dict[str, float]:
             f"{pool['name']}: {turn}": size for pool in result["pools"] for turn, size in pool["peak_by_turn"].items()
         }
     worst = max(result["memory"], key=lambda row: row["peak"])
-    return {key: value for key, value in worst.items() if key not in ("ranks", "rank", "count")}
+    return {key: value for key, value in worst.items() if key not in NO_CATEGORIES}
 
 
 def _buffers(result: Result) -> dict[str, float]:
-    rows = [row for row in result.get("communication", []) if row["rank"] == 0]
-    return {f"{row['kind']} {row['group']}": row["bytes"] for row in rows}
+    out: dict[str, float] = {}
+    for row in result.get("communication", []):
+        name = f"{row['kind']} {row['group']}"
+        out[name] = max(out.get(name, 0.0), row["bytes"])
+    return out
 
 
 def _operators(result: Result) -> dict[str, float]:

@@ -20,7 +20,7 @@ OPERATORS_SHOWN = 15  # in a terminal, those that change most
 PARTS = (
     ("Memory of the fullest rank", "memory_bytes", n_bytes),
     ("Critical path", "critical_path_s", seconds),
-    ("Buffers of rank 0's collectives, summed", "buffer_bytes", n_bytes),
+    ("Collectives and messages of a rank, the most, summed", "buffer_bytes", n_bytes),
     ("Parts of the model, first class of ranks", "parts_s", seconds),
     ("Operators of the first class of ranks", "operators_s", seconds),
 )

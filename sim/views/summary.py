@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sim.core.units import count, counted, n_bytes, percent, ranks_text, seconds
+from sim.core.units import billions, count, counted, n_bytes, percent, ranks_text, seconds
 from sim.results.certainty import is_shipped
 from sim.results.evidence import nearest
 from sim.results.losses import idle_parts, teacher_s
@@ -57,6 +57,7 @@ def print_summary(
             lost = ((row.cause, seconds(row.lost_s), percent(row.lost_s / step_s)) for row in result.blame)
             tables.append(plain_table(("faults", "lost", "of the step"), lost))
         tables += [_waiting(result)] if result.waiting else []
+        tables += [_phases(result)] if result.training_run and len(result.training_run.batch_schedule) > 1 else []
     tables.append(_memory(result, max(12, min(36, terminal.width - 40))))
     if advice:
         tables.append(_advice(advice, result.fits_in_memory))
@@ -159,6 +160,24 @@ def _waiting(result: StepResult) -> TextTable:
     return TextTable(
         columns, [TextRow((ranks_text(r.ranks), ranks_text(r.awaited), seconds(r.seconds))) for r in shown]
     )
+
+
+def _phases(result: StepResult) -> TextTable:
+    """The phases of a training whose batch grows."""
+    assert result.training_run is not None
+    seq_len = result.scenario.for_training.seq_len
+    rows = (
+        (
+            f"{billions(phase.from_tokens)} to {billions(phase.to_tokens)}",
+            count(phase.global_batch_size),
+            count(phase.global_batch_size * seq_len),
+            count(phase.steps),
+            seconds(phase.step_time_s),
+            f"{phase.days:,.1f}",
+        )
+        for phase in result.training_run.batch_schedule
+    )
+    return plain_table(("training tokens", "sequences a step", "tokens a step", "steps", "step", "days"), rows)
 
 
 def _advice(tried: Sequence[Tried], fits: bool) -> TextTable:

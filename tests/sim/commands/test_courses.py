@@ -19,7 +19,7 @@ QUICK = (4, 43, 67, 79, 108)
 @pytest.mark.parametrize("row", [row for row in ROWS if row.row in QUICK], ids=lambda row: row.row)
 def test_a_command_shows_its_figures(row: courses.CourseRow) -> None:
     for figure, number in zip(row.figures, courses.shown(row), strict=True):
-        assert number == pytest.approx(figure.said, rel=figure.tolerance), figure.name
+        assert figure.verdict(number) == "", figure.name
 
 
 def test_a_row_is_printed_with_its_command_and_numbers(tmp_path: Path) -> None:
