@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.core.units import allocated_reserved, count, counted, seconds
-from sim.views.terminal import plain_table, standard_output
+from sim.views.terminal import PIPED_WIDTH, plain_table, standard_output
 
 CUTS = ("dp", "micro", "accum.", "GPUs", "peak / reserved", "", "step", "tokens/s/GPU")
 SIZES = ("global batch", "accum.", "step", "steps ÷ fewest", "tokens ÷ fewest", "time ÷ fewest steps")
@@ -13,7 +13,7 @@ SIZES = ("global batch", "accum.", "step", "steps ÷ fewest", "tokens ÷ fewest"
 
 def print_plan(plan: dict[str, Any]) -> None:
     """The cuts as a table, and one sentence about the best."""
-    terminal = standard_output()
+    terminal = standard_output(PIPED_WIDTH)
     terminal.print(f"{plan['name']}: global batch of {counted(plan['global_batch_size'], 'sequence')}")
     terminal.print_table(plain_table(CUTS, map(_cut, plan["cuts"]), words=0, gap=2))
     if "critical_batch_size" in plan:

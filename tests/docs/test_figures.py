@@ -95,7 +95,7 @@ def test_activations_take_over_as_sequences_grow() -> None:
 def test_data_parallelism_stops_scaling() -> None:
     _, calm, jitter = (s.values for s in chart("dp_scaling").series)
     assert list(calm) == sorted(calm, reverse=True)
-    assert 0.02 < loss(calm[:2]) + 0.02 < loss((calm[0], calm[-1])) < 0.4
+    assert 0.02 < loss(calm[:2]) + 0.02 < loss((calm[0], calm[-1])) < 0.5
     assert all(a > b for a, b in zip(calm, jitter, strict=True))
     assert loss((jitter[0], jitter[-1])) > loss((calm[0], calm[-1]))
 
@@ -111,7 +111,7 @@ def test_buckets_beat_a_message_for_each_tensor() -> None:
 def test_more_micro_batches_shrink_the_bubble() -> None:
     few, many = (s.values for s in chart("pp_micro_batches").series)
     assert all(a < b for a, b in zip(few, many, strict=True))
-    assert max(few) < 1.1 * min(few), "half of the step is bubble at every depth"
+    assert max(few) < 1.2 * min(few), "half of the step is bubble at every depth, but for the optimizer"
 
 
 def test_batches_trade_steps_for_tokens() -> None:

@@ -97,8 +97,10 @@ def test_expanded_memory_has_the_same_peak() -> None:
 def test_what_passes_between_blocks_is_the_residual_stream() -> None:
     stream = 2 * 64 * 64 * 4.0  # fp32 under autocast
     assert captured_model(str(FILE)).input_bytes == (stream,) * 5
-    sent = {m["bytes"] for m in run({"pp": 4}).result["communication"]}
-    assert sent == {4.0}  # the norm of all stages' gradients; messages are not among collectives
+    rows = run({"pp": 4}).result["communication"]
+    assert {m["bytes"] for m in rows if m["kind"] != "send"} == {4.0}  # the norm of all stages' gradients
+    sent = {m["rank"]: m["bytes"] / stream for m in rows if m["kind"] == "send"}  # forwards, and gradients back
+    assert sent == {0: sent[3], 1: 2 * sent[3], 2: 2 * sent[3], 3: sent[3]}
 
 
 def test_data_parallelism_reduces_the_programs_gradients() -> None:

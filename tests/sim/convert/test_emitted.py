@@ -281,7 +281,7 @@ def test_what_recipes_set_is_written_for_their_framework_and_read_back(tmp_path:
 def test_the_graph_of_a_step_is_written(tmp_path: Path, graphs: str) -> None:
     """torchtitan 0.3.0 captures a step unless `disable_cuda_graphs` says otherwise."""
     changed = ["training.param_dtype=fp32", "model=llama3-8b", f"training.cuda_graphs={graphs}"]
-    changed += ["parallelism.zero=3"]
+    changed += ["parallelism.zero=3", "training.framework=compiled"]
     text = emit(load_scenario(shipped_scenarios()["dp8"], changed), "torchtitan-python")
     assert f"disable_cuda_graphs={graphs == 'none'}" in text
     data, _ = converted(tmp_path, "x.py", text, "--cluster", "dgx-h100", "--gpus", "8")

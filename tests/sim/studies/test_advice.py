@@ -98,7 +98,13 @@ def test_what_does_not_fit_is_made_to_fit() -> None:
 
 
 def test_experts_are_advised_as_their_layout_allows() -> None:
-    options = ["training.seq_len=512", "parallelism={}", "parallelism.dp=8", "parallelism.ep=8"]
+    options = [
+        "training.seq_len=512",
+        "training.framework=eager",
+        "parallelism={}",
+        "parallelism.dp=8",
+        "parallelism.ep=8",
+    ]
     file = FILES / "moe_mixtral.yaml"
     step = simulate(load_scenario(file, options), engine="static")
     found = tried_advice(step, lambda changes: load_scenario(file, [*options, *changes]))
