@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -164,16 +163,18 @@ def _print_collectives(simulation: Simulation) -> None:
 
     rows = []
     for ranks in time_by_operator(simulation):
-        taken_s = Counter[str]()
+        taken_s: dict[str, float] = {}
         for row in ranks.operators:
-            taken_s[row.operator] += row.seconds
+            taken_s[row.operator] = taken_s.get(row.operator, 0.0) + row.seconds
         for c in (c for c in simulation.outcome.communication if c.rank == ranks.rank):
-            time_s, speed = taken_s[f"{c.group} {c.kind}"], ""
-            if time_s and c.kind in KINDS:
-                factor = bus_factor(c.kind, simulation.plan.group_size(c.group))
-                speed = rate(factor * c.bytes / time_s, "B/s")
+            time_s, speed = taken_s.get(f"{c.group} {c.kind}", 0.0), ""
+            members = simulation.plan.group_sizes.get(c.group)
+            if time_s and members and c.kind in KINDS:
+                speed = rate(bus_factor(c.kind, members) * c.bytes / time_s, "B/s")
             taken = seconds(time_s) if time_s else ""
             rows.append((_named(ranks.ranks), c.group, c.kind.replace("_", "-"), n_bytes(c.bytes), taken, speed))
+    if not rows:
+        return
     terminal = standard_output()
     terminal.print()
     heads = ("ranks", "group", "collective", "bytes in a step", "time", "bus bandwidth")
