@@ -90,7 +90,10 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         cores = pool.cores()
         others = results(pool, attempt, ((packed, change) for change in changes[1:]))
         found.extend(tracked(others, "steps", len(changes) - 1))
-    if all(row.refused for row in found):
+    done = [row for row in found if not row.refused]
+    if metric is not None and any(metric not in row.figures for row in done):
+        raise InputError(f"--metric: found '{metric}'; steps of reinforcement learning have none")
+    if not done:
         crowd = f"; none of the {len(found):,} combinations can be simulated" if len(found) > 1 else ""
         raise InputError(f"{found[0].refused}{crowd}")
     return SweepResult(

@@ -71,9 +71,10 @@ class SweepResult(Record, frozen=True, kw_only=True):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics of the rows, behind the number of GPUs where rows differ in it."""
+        """The metrics that all rows have, behind the number of GPUs where rows differ in it."""
         differ = len({row.gpus for row in self.done}) > 1
-        return (*([GPUS] if differ else []), *METRICS[self.workload])
+        known = (m for m in METRICS[self.workload] if all(m.key in row.figures for row in self.done))
+        return (*([GPUS] if differ else []), *known)
 
     @property
     def compared(self) -> Metric:

@@ -35,7 +35,7 @@ STEP, RATE, MEMORY, RESERVED = (
 TOKENS = _figure("output_tokens_per_s_per_gpu")
 GPUS = Metric("gpus", "GPUs", NUMBER)
 FIRST = _percentile("ttft_p99_s", "time_to_first_token_s", "p99")
-TRAINING = (STEP, MEMORY, RESERVED, RATE)
+TRAINING = (STEP, MEMORY, RESERVED, RATE, _figure("mfu"), _figure("mfu_full_attention"))
 SERVING = (
     _percentile("ttft_p50_s", "time_to_first_token_s", "p50"),
     FIRST,
@@ -50,7 +50,7 @@ SERVING = (
 
 
 METRICS: dict[Workload, tuple[Metric, ...]] = {"training": TRAINING, "serving": SERVING}
-OF_STEP = ("mfu", "mfu_full_attention", "bubble_ratio", "exposed_comm_s")
+OF_STEP = ("bubble_ratio", "exposed_comm_s")
 # Keys of a row's figures: of a step also its time without faults, what these cost, and what it makes of the GPUs.
 NUMBERS: dict[Workload, tuple[str, ...]] = {
     "training": (*[m.key for m in TRAINING], "healthy_s", "lost_s", *OF_STEP),
