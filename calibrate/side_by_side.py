@@ -21,6 +21,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_text
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
+from sim.views.terminal import PIPED_WIDTH, plain_table, standard_output
 
 UNFUSED = ("unfused", "eager")
 _CHAIN = re.compile(r"elementwise:(\w+)_(eager|compiled|liger)(_backward)?")
@@ -104,16 +105,7 @@ HEAD = ("kernel", "dtype", "size", "", "forward", "backward", "speed", "peak mem
 
 def print_rows(rows: Sequence[KernelTiming]) -> None:
     """Print the table on the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 1))
-    for name in HEAD:
-        table.add_column(name, no_wrap=True)
-    for row in cells(rows):
-        table.add_row(*row)
-    console = Console()
-    Console(width=console.width if console.is_terminal else 120).print(table, highlight=False)
+    standard_output(PIPED_WIDTH).print_table(plain_table(HEAD, cells(rows), words=4, gap=2))
 
 
 def markdown(rows: Sequence[KernelTiming]) -> str:

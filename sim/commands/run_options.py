@@ -117,7 +117,11 @@ run_options = gathered(
         default=None,
         help="simulate changes that might shorten the step; by default only if quick",
     ),
-    click.option("--operators", is_flag=True, help="list the longest operators, and the collectives, of each class of equal ranks"),
+    click.option(
+        "--operators",
+        is_flag=True,
+        help="list the longest operators, and the collectives, of each class of equal ranks",
+    ),
     click.option("--require-fit", is_flag=True, help="exit code 1 if the step does not fit in memory"),
     click.option(
         "--tokens",

@@ -22,6 +22,7 @@ from sim.traces.matching import join
 from sim.traces.reading import load
 from sim.traces.recording import Recording
 from sim.traces.replay import RankTimes, Replay, rank_times
+from sim.views.diagnosis import tables
 from tests.modules import run_module
 
 DP8 = Path(__file__).parents[3] / "scenarios" / "dp8.yaml"
@@ -51,8 +52,11 @@ def test_the_slow_rank_is_found_and_its_repair_gives_the_step_without_it(traced:
     assert {row["for_rank"] for row in found["waits"]} == {3}
     assert {row["rank"] for row in found["waits"]} == {0, 1, 2, 4, 5, 6, 7}
     assert rank["waited_for_s"] == pytest.approx(sum(row["seconds"] for row in found["waits"]))
-    said = run_module("sim.diagnose", *words).stdout
-    assert "rank 3 is slow" in said
+    page = traced[0].parent / "slow.html"
+    said = run_module("sim.diagnose", *words, "--html", str(page)).stdout
+    shown = page.read_text("utf-8")
+    assert all("rank 3 is slow" in text for text in (said, shown))
+    assert all(table.title in shown for table in tables(diagnose(load(traced, groups=Path(words[-1])))))
     assert re.search(r"waited for .*\n.*\nrank 3 ", said)
 
 
