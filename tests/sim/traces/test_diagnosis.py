@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_the_slow_rank_is_found_and_its_repair_gives_the_step_without_it(traced:
     assert rank["waited_for_s"] == pytest.approx(sum(row["seconds"] for row in found["waits"]))
     page = traced[0].parent / "slow.html"
     said = run_module("sim.diagnose", *words, "--html", str(page)).stdout
-    shown = page.read_text("utf-8")
+    shown = unescape(page.read_text("utf-8"))
     assert all("rank 3 is slow" in text for text in (said, shown))
     assert all(table.title in shown for table in tables(diagnose(load(traced, groups=Path(words[-1])))))
     assert re.search(r"waited for .*\n.*\nrank 3 ", said)
