@@ -55,13 +55,11 @@ class TextRow(Struct, frozen=True):
 
 
 class TextTable(Struct, frozen=True):
-    """A table without a frame: a title and heads, where there are any, stand above a rule; `gap`: spaces between
-    columns."""
+    """A table without a frame: heads, where there are any, stand above a rule; `gap`: spaces between columns."""
 
     columns: Sequence[Column]
     rows: Sequence[TextRow]
     gap: int = 3
-    title: str = ""
 
 
 def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, gap: int = 3) -> TextTable:
@@ -90,8 +88,6 @@ class Terminal(Struct, frozen=True):
 
     def print_table(self, table: TextTable) -> None:
         """A table no wider than the terminal."""
-        if table.title:
-            self.print(table.title, "dim")
         widths = _widths(table, self.width)
         heads = TextRow(tuple(column.head for column in table.columns), "dim")
         if widths is None:
@@ -101,7 +97,6 @@ class Terminal(Struct, frozen=True):
         if any(heads.cells):
             for line in _lines(heads, table, widths):
                 self._write(line)
-        if any(heads.cells) or table.title:
             self._write([Span("─" * (sum(widths) + table.gap * (len(widths) - 1)))])
         for row in table.rows:
             for line in _lines(row, table, widths):
@@ -245,7 +240,7 @@ def _stacked(table: TextTable, width: int) -> Iterator[Line]:
     heads = [column.head for column in table.columns]
     above = [head for i, head in enumerate(heads) if head and (i == 0 or bars[i])]
     yield from ([Span(line, "dim")] for head in above for line in _wrapped(head, width))
-    if any(heads) or table.title:
+    if any(heads):
         yield [Span("─" * width)]
     for row in table.rows:
         line: tuple[Span, ...] = ()
