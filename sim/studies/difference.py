@@ -18,7 +18,6 @@ TIMES = (
     *(f"{name}.{statistic}" for name in LATENCIES for statistic in ("p50", "p99")),
     *("output_tokens_per_s", "output_tokens_per_s_per_gpu", "comm_share"),
 )
-NO_CATEGORIES = ("ranks", "rank", "count", "beside", "uncertainty", "least_odds")  # of a row of memory
 
 
 def difference(a: Result, b: Result) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def _memory(result: Result) -> dict[str, float]:
             f"{pool['name']}: {turn}": size for pool in result["pools"] for turn, size in pool["peak_by_turn"].items()
         }
     worst = max(result["memory"], key=lambda row: row["peak"])
-    return {key: value for key, value in worst.items() if key not in NO_CATEGORIES}
+    return {key: value for key, value in worst.items() if key not in ("ranks", "rank", "count")}
 
 
 def _buffers(result: Result) -> dict[str, float]:

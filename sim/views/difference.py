@@ -28,6 +28,7 @@ NAMES: dict[str, Callable[[str], str]] = {  # of a table's rows, where they are 
     "critical_path_s": lambda kind: style_of(kind).label,
     "parts_s": named_part,
 }
+OF_THE_VERDICT = ("beside", "uncertainty", "least_odds")  # of a row of memory: no category of it
 CARDS = (
     *("step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s"),
     *("request_latency_s.p50", "time_to_first_token_s.p50", "output_tokens_per_s"),
@@ -64,7 +65,7 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
     times = [_row(named_figure(k), v, *map(figure_of(k).show, (v["a"], v["b"]))) for k, v in found["times"].items()]
     out.append(Rows("Result", head, times))
     for title, part, shown in PARTS:
-        pairs = list(found[part].items())
+        pairs = [(name, pair) for name, pair in found[part].items() if name not in OF_THE_VERDICT]
         if part == "operators_s":
             pairs.sort(key=lambda item: -abs(item[1]["b"] - item[1]["a"]))
         named = NAMES.get(part, str)
