@@ -420,3 +420,13 @@ def test_experts_are_gathered_from_the_ranks_that_hold_the_same_ones(ep: int, ho
     matrices = changed.model.layers * experts / ep * (3 if changed.model.mlp == "swiglu" else 2) * ffn * HIDDEN
     biases = changed.model.layers * experts / ep * (ffn + HIDDEN) if changed.model.bias else 0.0
     assert found == pytest.approx(2 * 2 * (matrices + biases) if holders > 1 else 0.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2)])
+def test_a_rank_sends_once_for_each_border_of_its_stages_and_micro_batch(schedule: str, stages: int) -> None:
+    """A border between stages that lie on different ranks is crossed forward and back, with s·b·h numbers."""
+    p, m = 4, 8
+    layout = {"pp": p, "schedule": schedule, "virtual_stages": stages}
+    rows = simulate(case(layout, {"global_batch_size": m})).result["communication"]
+    sent = {row["rank"]: row["bytes"] / (m * TOKENS * HIDDEN * 2) for row in rows if row["kind"] == "send"}
+    assert sent == {0: 2 * stages - 1, **dict.fromkeys(range(1, p - 1), 2 * stages), p - 1: 2 * stages - 1}
