@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 Shifts = tuple[tuple[str, float], ...]  # of coefficients' logarithms, by name on disk
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
-MMA_SYNC = 0.63  # of the peak: mma's mean on Hopper, whose wgmma alone reaches it (Luo et al. 2024, arXiv 2402.13499)
+MMA_SYNC = 0.63  # of Hopper's peak, for mma is not wgmma (Luo et al. 2024, arXiv 2402.13499; not checked again)
 # Before each of these kernels runs another one, which moves as many bytes; the operator's `bytes` leave them out.
 OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
 

@@ -14,7 +14,7 @@ from sim.search.evaluation import LayoutMeans
 from sim.search.found import BestLayout, SearchResult
 from sim.search.runnable import Runnable
 from sim.search.space import Layout
-from sim.views.search_page import mesh_words, schedule_words, search_page
+from sim.views.search_page import _columns, mesh_words, schedule_words, search_page
 
 LAYOUT = Layout(
     tp=2,
@@ -82,6 +82,12 @@ def result(rows: Sequence[BestLayout], name: str = "small", price: float | None 
         rates={},
         price_per_gpu_hour=price,
     )
+
+
+def test_a_layouts_dot_lies_at_its_step_time_and_its_memory() -> None:
+    """Seconds to the right, bytes upwards."""
+    places = _columns([row(0.5, 2.0**33), row(0.7, 2.0**32)])
+    assert (places["x"], places["y"]) == ([0.5, 0.7], [2.0**33, 2.0**32])
 
 
 def test_page_shows_layouts_and_counts() -> None:
