@@ -11,18 +11,20 @@ import numpy as np
 from msgspec.structs import replace
 
 from calibrate.imports import FORMATS, Imported
-from calibrate.imports.measured import MeasuredTable
+from calibrate.imports.measured import MeasuredTable, as_table
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT
 from sim.core.errors import InputError
 from sim.inputs.calibration_input import profile_of
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
+from sim.prices.roofline import Device
 from topology.presets import GPUS
+from topology.spec import GpuSpec
 
 
-def with_imported(base: Profile, imported: Imported, name: str) -> Profile:
-    """Return a profile with what was imported before all that `base` has."""
+def with_imported(base: Profile, imported: Imported, name: str, gpu: GpuSpec) -> Profile:
+    """Return a profile of `gpu` with what was imported before all that `base` has."""
     collectives = {(t.op, t.ranks, t.source): t for t in (*base.collectives, *imported.collectives)}
     return replace(
         base,
@@ -30,18 +32,20 @@ def with_imported(base: Profile, imported: Imported, name: str) -> Profile:
         source=f"{imported.source}; the rest: {base.source}",
         date=datetime.now(UTC).date().isoformat(),
         software={**base.software, **imported.software},
-        points=(*(_points(table) for table in imported.tables), *base.points),
+        points=(*(_points(table, gpu) for table in imported.tables), *base.points),
         blocks=(*imported.blocks, *base.blocks),
         collectives=tuple(collectives.values()),
     )
 
 
-def _points(table: MeasuredTable) -> PointTable:
+def _points(table: MeasuredTable, gpu: GpuSpec) -> PointTable:
+    """A profile's points: medians, and of matmuls what they take without the quantization of their input."""
     op, dtype, source = table.name
     count = len(table.seconds)
-    shapes, seconds = table.shapes.astype(np.int64), np.asarray([float(f"{s:.6g}") for s in table.seconds])
-    ones = np.ones(count, dtype=np.int64)
-    return PointTable(op, dtype, shapes, seconds, np.full(count, table.error), ones, source, table.kernels)
+    seconds = as_table(table, Device.of(gpu)).seconds if any(table.input_s) else table.seconds
+    rounded = np.asarray([float(f"{s:.6g}") for s in seconds])
+    zeros, ones = np.zeros(count), np.ones(count, dtype=np.int64)
+    return PointTable(op, dtype, table.shapes.astype(np.int64), rounded, zeros, ones, source, table.kernels)
 
 
 @click.command(cls=Command)
@@ -69,7 +73,7 @@ def main(form: str, paths: Sequence[Path], out: Path, gpu: str | None) -> None:
     named = gpu or found.gpu
     if not named:
         raise InputError(f"{paths[0]}: does not say of which GPU it is; name it by --gpu")
-    made = with_imported(load_profile(profile_of(GPUS[named])), found, out.stem)
+    made = with_imported(load_profile(profile_of(GPUS[named])), found, out.stem, GPUS[named])
     made.save(out)
     for head, lines in (("measured", found.covered), ("stays estimated", found.estimated), ("skipped", found.skipped)):
         click.echo("".join([f"{head}:\n", *(f"  {line}\n" for line in lines)]) if lines else "", nl=False)

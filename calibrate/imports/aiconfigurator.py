@@ -194,7 +194,7 @@ def _read_system(files: Sequence[Path], gpu: str) -> Imported:
         gpu=gpu,
         covered=tuple(
             f"{table.name.op} in {table.name.dtype} of {table.name.source}: {len(table.seconds):,} points, "
-            f"predicted to {table.error:.1%} where left out ({table.kernels})"
+            f"a point left out is predicted with a standard deviation of {table.error:.1%} ({table.kernels})"
             for table in finished
         ),
         estimated=("backward kernels, elementwise kernels and everything between nodes",),
@@ -311,7 +311,8 @@ def _without_host(tables: Sequence[MeasuredTable]) -> tuple[list[MeasuredTable],
             continue
         said.append(
             f"{table.name.op} in {table.name.dtype} of {table.name.source}: its quickest kernel takes "
-            f"{1e6 * quickest_s:.0f} us, another engine's {1e6 * least[table.name[:2]]:.0f}: timed with its host"
+            f"{1e6 * quickest_s:.0f} us and another engine's {1e6 * least[table.name[:2]]:.0f} us, so its times include "
+            "the host's work"
         )
     return kept, said
 

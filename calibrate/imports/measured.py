@@ -16,7 +16,7 @@ from sim.core.operator_kinds import COUNTED
 from sim.core.quantization import TABLE_FORMATS
 from sim.prices.kernel_file import COMPRESSED, TYPES, TableName
 from sim.prices.kernel_shapes import Shapes
-from sim.prices.kernel_tables import make_table
+from sim.prices.kernel_tables import Table, make_table
 from sim.prices.profile import PointTable
 from sim.prices.roofline import Device
 
@@ -60,17 +60,23 @@ def thinned(table: MeasuredTable, runs: int) -> MeasuredTable:
     return table._replace(shapes=shapes[chosen], seconds=table.seconds[chosen])
 
 
-def left_out_error(measured: MeasuredTable, device: Device) -> float:
-    """Compute `Surface.leave_one_out_error` of a table, so that no simulation needs to compute it again."""
+def as_table(measured: MeasuredTable, device: Device) -> Table:
+    """Return the table as the simulator makes it of points measured on `device`."""
     op, dtype, _ = measured.name
     kind, _, form = op.partition(":")
-    if kind not in COUNTED or peak_flops_per_s(device.peak_flops_per_s, dtype) is None:
-        return 0.1
     count = len(measured.seconds)
     shapes, seconds = measured.shapes.astype(np.int64), measured.seconds.astype(np.float64)
     points = PointTable(op, dtype, shapes, seconds, np.zeros(count), np.ones(count, dtype=np.int64))
-    table = make_table(kind, dtype, [points], device, True, None, measured.input_s, TABLE_FORMATS.get(form))
-    return round(max(surface.leave_one_out_error() for surface in table.surfaces.values()), 4)
+    return make_table(kind, dtype, [points], device, True, None, measured.input_s, TABLE_FORMATS.get(form))
+
+
+def left_out_error(measured: MeasuredTable, device: Device) -> float:
+    """Compute `Surface.leave_one_out_error` of a table, so that no simulation needs to compute it again."""
+    op, dtype, _ = measured.name
+    if op.partition(":")[0] not in COUNTED or peak_flops_per_s(device.peak_flops_per_s, dtype) is None:
+        return 0.1
+    surfaces = as_table(measured, device).surfaces.values()
+    return round(max(surface.leave_one_out_error() for surface in surfaces), 4)
 
 
 def write_kernels(path: Path, tables: Iterable[MeasuredTable]) -> None:

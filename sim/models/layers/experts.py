@@ -261,7 +261,7 @@ class Experts(Struct, frozen=True):
         moved = groups * matrices * h * inner * d.expert_weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
         flops = 2.0 * matrices * rows * h * inner
         sizes = MOE_LAYER, shape, d.experts_dtype, flops, moved, F
-        # Layers that were measured with all tokens of their ranks say least about one that gets its own alone.
+        # Measured layers got the tokens of all ranks. They say little about a rank that gets only its own tokens.
         return Compute("experts", *sizes, kernel="" if sent else d.expert_table, sent_tokens=sent)
 
     def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
