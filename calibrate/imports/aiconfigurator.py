@@ -311,7 +311,7 @@ def _without_host(tables: Sequence[MeasuredTable]) -> tuple[list[MeasuredTable],
             continue
         said.append(
             f"{table.name.op} in {table.name.dtype} of {table.name.source}: its quickest kernel takes "
-            f"{1e6 * quickest_s:.0f} us and another engine's {1e6 * least[table.name[:2]]:.0f} us, so its times include "
+            f"{1e6 * quickest_s:.0f} us and another engine's {1e6 * least[table.name[:2]]:.0f} us, so its times have "
             "the host's work"
         )
     return kept, said

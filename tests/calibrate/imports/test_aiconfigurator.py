@@ -76,7 +76,7 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     assert [table.name.source for table in found.tables] == ["SGLang 0.5.14"]
     said = "\n".join(found.skipped)
     for words in (
-        "so its times include the host's work",
+        "so its times have the host's work",
         "54 rows: gemm in int3",
         "dsa_context_module, for which there is no operator",
     ):
