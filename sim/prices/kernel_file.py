@@ -32,7 +32,7 @@ from sim.prices.kernel_shapes import Shapes
 from sim.prices.profile import PointTable
 
 # Types by their names in the header, which are safetensors' own but for those of compressed columns.
-TYPES = {"U8": np.uint8, "I32": np.int32, "F32": np.float32, "F64": np.float64}
+TYPES = {"I32": np.int32, "F32": np.float32, "F64": np.float64}
 COMPRESSED = {"ZU8": np.uint8, "ZU16": np.uint16}
 SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
 
